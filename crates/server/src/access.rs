@@ -19,7 +19,7 @@ use crate::metrics::Metrics;
 /// Logged status of a request whose client disconnected before the answer, as in nginx.
 const CLIENT_CLOSED: u16 = 499;
 /// Longest logged reason in characters.
-const MOST_REASON: usize = 300;
+const MAX_REASON: usize = 300;
 /// Reason logged for an incomplete answer without an error.
 const CLOSED: &str = "the connection was closed before the answer ended";
 
@@ -230,7 +230,7 @@ fn shown(path: &str) -> String {
 
 /// Truncates a reason for the log.
 fn shortened(text: &str) -> String {
-    let mut short: String = text.chars().take(MOST_REASON).collect();
+    let mut short: String = text.chars().take(MAX_REASON).collect();
     if short.len() < text.len() {
         // Writing to a string does not fail.
         let _ = write!(short, "…");
@@ -246,11 +246,11 @@ fn trace_id(headers: &HeaderMap) -> Option<String> {
     let hex = |text: &str, digits: usize| {
         text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
     };
-    let whole = hex(version, 2) && hex(trace, 32) && hex(span, 16) && hex(flags, 2) && version != "ff";
+    let is_valid = hex(version, 2) && hex(trace, 32) && hex(span, 16) && hex(flags, 2) && version != "ff";
     // Later versions may have more parts.
-    let whole = whole && (version != "00" || parts.next().is_none());
+    let is_valid = is_valid && (version != "00" || parts.next().is_none());
     let there = |id: &str| id.bytes().any(|b| b != b'0');
-    (whole && there(trace) && there(span)).then(|| trace.to_owned())
+    (is_valid && there(trace) && there(span)).then(|| trace.to_owned())
 }
 
 #[cfg(test)]

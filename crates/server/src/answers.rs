@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::access::Notes;
 use crate::errors::ApiError;
 use crate::request_context::RequestContext;
-use crate::state::{Open, Server};
+use crate::state::{ActiveRequest, Server};
 use crate::thinking::Reasoned;
 use crate::wire::finish_reason;
 
@@ -24,16 +24,16 @@ pub(crate) struct ChoiceEvent {
     /// Index of the choice.
     pub(crate) index: usize,
     /// More of its text.
-    pub(crate) part: Option<Part>,
+    pub(crate) part: Option<AnswerPart>,
     /// Finish reason, on the last event.
     pub(crate) end: Option<Finish>,
     /// Prefill progress.
-    pub(crate) progress: Option<Progress>,
+    pub(crate) progress: Option<StreamProgress>,
 }
 
 /// Prefill progress of a prompt.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Progress {
+pub(crate) struct StreamProgress {
     /// Prompt tokens in the KV cache, those from the prefix cache included.
     pub(crate) computed: usize,
     pub(crate) cached: usize,
@@ -44,7 +44,7 @@ pub(crate) struct Progress {
 
 /// A piece of text, with its tokens if log-probabilities were requested.
 #[derive(Debug, Default)]
-pub(crate) struct Part {
+pub(crate) struct AnswerPart {
     /// Reasoning text.
     pub(crate) reasoning: String,
     pub(crate) text: String,
@@ -95,12 +95,12 @@ pub(crate) struct Totals {
 
 /// A submitted choice.
 #[derive(Debug)]
-pub(crate) struct Followed {
+pub(crate) struct FollowedChoice {
     pub(crate) events: UnboundedReceiver<Event>,
     /// The prompt, where the answer echoes it.
     pub(crate) echo: Option<Echo>,
     /// Decodes the answer's tokens to find their text offsets, if log-probabilities were requested.
-    pub(crate) places: Option<Detokenizer>,
+    pub(crate) offsets: Option<Detokenizer>,
     /// How to split off reasoning, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
     /// Whether it is the first choice of its prompt.
@@ -109,11 +109,11 @@ pub(crate) struct Followed {
 
 /// The choices of one request. Dropping it aborts them.
 pub(crate) struct Answers {
-    open: Open,
+    active: ActiveRequest,
     notes: Notes,
     /// Accounts the bytes of unread events.
-    visit: Option<Arc<RequestContext>>,
-    choices: Vec<Following>,
+    ctx: Option<Arc<RequestContext>>,
+    choices: Vec<ChoiceState>,
     /// Choice to poll first (round-robin).
     next: usize,
     peeked: Option<ChoiceEvent>,
@@ -123,18 +123,18 @@ pub(crate) struct Answers {
     totals: Totals,
 }
 
-struct Following {
+struct ChoiceState {
     events: Option<UnboundedReceiver<Event>>,
     echo: Option<Echo>,
     reasoned: Option<Reasoned>,
     /// Tokens of reasoning.
-    thought: usize,
+    reasoning_tokens: usize,
     is_first: bool,
     /// Scored tokens of the prompt.
     scored: Vec<Choice>,
     /// Tokens whose text has not been sent yet.
-    held: Vec<Choice>,
-    places: Option<Detokenizer>,
+    pending: Vec<Choice>,
+    offsets: Option<Detokenizer>,
     /// Characters decoded before the next token.
     offset: usize,
     started: Option<Instant>,
@@ -145,27 +145,27 @@ impl Answers {
     /// Follows choices that were submitted after `begun`.
     pub(crate) fn new(
         server: &Arc<Server>,
-        followed: Vec<Followed>,
+        followed: Vec<FollowedChoice>,
         wants_tokens: bool,
         begun: Instant,
     ) -> Answers {
-        let following = |f: Followed| Following {
+        let following = |f: FollowedChoice| ChoiceState {
             events: Some(f.events),
             echo: f.echo,
             reasoned: f.reasoned,
-            thought: 0,
+            reasoning_tokens: 0,
             is_first: f.first,
             scored: Vec::new(),
-            held: Vec::new(),
-            places: f.places,
+            pending: Vec::new(),
+            offsets: f.offsets,
             offset: 0,
             started: None,
             last_token: None,
         };
         Answers {
-            open: Open::new(server),
+            active: ActiveRequest::new(server),
             notes: Notes::current(),
-            visit: RequestContext::current(),
+            ctx: RequestContext::current(),
             choices: followed.into_iter().map(following).collect(),
             next: 0,
             peeked: None,
@@ -193,15 +193,15 @@ impl Answers {
 
     /// Waits up to `patience` for the first event and keeps it. A failure until then comes before anything was sent.
     pub(crate) async fn wait(&mut self, patience: Duration) -> Result<(), ApiError> {
-        if let Ok(Some(told)) = tokio::time::timeout(patience, self.next()).await {
-            self.peeked = Some(told?);
+        if let Ok(Some(update)) = tokio::time::timeout(patience, self.next()).await {
+            self.peeked = Some(update?);
         }
         Ok(())
     }
 
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<ChoiceEvent, ApiError>>> {
-        if let Some(told) = self.peeked.take() {
-            return Poll::Ready(Some(Ok(told)));
+        if let Some(update) = self.peeked.take() {
+            return Poll::Ready(Some(Ok(update)));
         }
         let mut silent = 0;
         while silent < self.choices.len() {
@@ -217,8 +217,8 @@ impl Answers {
                     continue;
                 }
                 Poll::Ready(Some(event)) => {
-                    if let Some(visit) = &self.visit {
-                        visit.claim.taken(event.bytes());
+                    if let Some(ctx) = &self.ctx {
+                        ctx.claim.release_unread(event.bytes());
                     }
                     event
                 }
@@ -228,7 +228,7 @@ impl Answers {
             };
             silent = 0;
             match self.take(index, event) {
-                Ok(Some(told)) => return Poll::Ready(Some(Ok(told))),
+                Ok(Some(update)) => return Poll::Ready(Some(Ok(update))),
                 Ok(None) => {}
                 Err(failure) => return Poll::Ready(Some(Err(self.fail(failure)))),
             }
@@ -244,7 +244,7 @@ impl Answers {
 
     /// Ends all choices because one has failed.
     fn fail(&mut self, failure: Failure) -> ApiError {
-        let server = &self.open.0;
+        let server = &self.active.0;
         for choice in &mut self.choices {
             if choice.events.take().is_some() {
                 server.metrics.ended("error");
@@ -269,14 +269,14 @@ impl Answers {
             noted.queue = Some(totals.queue);
         });
         if self.choices.iter().all(|choice| choice.events.is_none()) {
-            self.open.0.metrics.all_done(totals.longest);
+            self.active.0.metrics.all_done(totals.longest);
         }
     }
 
     fn take(&mut self, index: usize, event: Event) -> Result<Option<ChoiceEvent>, Failure> {
-        let server = &self.open.0;
+        let server = &self.active.0;
         let (choice, tokenizer) = (&mut self.choices[index], &server.model.handle.info().tokenizer);
-        let told = |part| Ok(Some(ChoiceEvent { index, part, end: None, progress: None }));
+        let update = |part| Ok(Some(ChoiceEvent { index, part, end: None, progress: None }));
         match event {
             Event::Started { .. } => {
                 choice.started.get_or_insert_with(Instant::now);
@@ -284,7 +284,7 @@ impl Answers {
             }
             Event::Prefill { computed, cached, total } => {
                 let took = choice.started.map_or(Duration::ZERO, |started| started.elapsed());
-                let progress = Some(Progress { computed, cached, total, took });
+                let progress = Some(StreamProgress { computed, cached, total, took });
                 Ok(Some(ChoiceEvent { index, part: None, end: None, progress }))
             }
             Event::Prompt(scored) => {
@@ -301,15 +301,15 @@ impl Answers {
                     Some(last) => server.metrics.next_token(now - last),
                 }
                 if self.wants_tokens {
-                    choice.held.push(token);
+                    choice.pending.push(token);
                 }
                 let thinking = choice.is_thinking();
                 let part = choice.part(&text, text.is_empty(), tokenizer);
                 // Marks of reasoning count as reasoning.
-                choice.thought += usize::from(thinking || choice.is_thinking());
+                choice.reasoning_tokens += usize::from(thinking || choice.is_thinking());
                 match part {
                     None => Ok(None),
-                    part => told(part),
+                    part => update(part),
                 }
             }
             Event::Done(done) => {
@@ -320,7 +320,7 @@ impl Answers {
                 let part = choice.rest(part);
                 self.totals.add(&done, choice.is_first);
                 if choice.reasoned.is_some() {
-                    *self.totals.reasoning.get_or_insert(0) += choice.thought;
+                    *self.totals.reasoning.get_or_insert(0) += choice.reasoning_tokens;
                 }
                 server.metrics.done(&done, self.begun.elapsed());
                 self.note(&done.reason);
@@ -335,38 +335,38 @@ impl Drop for Answers {
     fn drop(&mut self) {
         for choice in &self.choices {
             if choice.events.is_some() {
-                self.open.0.metrics.ended("abort");
+                self.active.0.metrics.ended("abort");
             }
         }
     }
 }
 
-impl Following {
-    /// Next part of the text, with the echoed prompt in front of the first one. With `held`, tokens wait for their
-    /// text.
-    fn part(&mut self, text: &str, held: bool, tokenizer: &Tokenizer) -> Option<Part> {
-        let mut part = Part::default();
+impl ChoiceState {
+    /// Next part of the text, with the echoed prompt in front of the first one. If they have to `wait`, tokens stay
+    /// pending.
+    fn part(&mut self, text: &str, wait: bool, tokenizer: &Tokenizer) -> Option<AnswerPart> {
+        let mut part = AnswerPart::default();
         if let Some(echo) = self.echo.take() {
             part.text = echo.text;
             if let Some(first) = echo.first {
                 self.prompt(first, &part.text, tokenizer, &mut part.tokens);
             }
         }
-        self.say(text, &mut part);
-        let told = if held { Vec::new() } else { std::mem::take(&mut self.held) };
-        for choice in told {
-            let waited = self.places.as_ref().map_or(0, Detokenizer::waiting);
-            let written = self.places.as_mut().map_or(0, |places| chars_of(places, choice.token));
+        self.push(text, &mut part);
+        let tokens = if wait { Vec::new() } else { std::mem::take(&mut self.pending) };
+        for choice in tokens {
+            let waited = self.offsets.as_ref().map_or(0, Detokenizer::waiting);
+            let written = self.offsets.as_mut().map_or(0, |offsets| chars_of(offsets, choice.token));
             part.tokens.push(self.token(choice, (waited, written), tokenizer));
         }
         part.is_some().then_some(part)
     }
 
     /// Appends text to a part, split into reasoning and answer.
-    fn say(&mut self, text: &str, part: &mut Part) {
+    fn push(&mut self, text: &str, part: &mut AnswerPart) {
         match &mut self.reasoned {
             None => part.text += text,
-            Some(reasoned) => part.add(reasoned.splitter.push(text), reasoned.is_told),
+            Some(reasoned) => part.add(reasoned.splitter.push(text), reasoned.is_sent),
         }
     }
 
@@ -375,24 +375,24 @@ impl Following {
     }
 
     /// The last part, with text that was held back because it could have been the start of a mark.
-    fn rest(&mut self, last: Option<Part>) -> Option<Part> {
+    fn rest(&mut self, last: Option<AnswerPart>) -> Option<AnswerPart> {
         let Some(reasoned) = &mut self.reasoned else { return last };
         let mut part = last.unwrap_or_default();
-        part.add(reasoned.splitter.finish(), reasoned.is_told);
+        part.add(reasoned.splitter.finish(), reasoned.is_sent);
         part.is_some().then_some(part)
     }
 
     /// Tokens of the echoed prompt, which is the beginning of the text.
     fn prompt(&mut self, first: u32, text: &str, tokenizer: &Tokenizer, tokens: &mut Vec<Token>) {
-        let mut places = tokenizer.stream(Shown::All);
+        let mut offsets = tokenizer.stream(Shown::All);
         let first = Choice { token: first, logprob: None, top: Vec::new() };
         for (at, choice) in std::iter::once(first).chain(std::mem::take(&mut self.scored)).enumerate() {
             // BOS stands before the text, and is only part of it if the prompt has it written out.
             let begins = at == 0 && tokenizer.bos() == Some(choice.token);
             let outside =
                 begins && !tokenizer.token_text(choice.token).is_some_and(|bos| text.starts_with(bos));
-            let waited = places.waiting();
-            let written = if outside { 0 } else { chars_of(&mut places, choice.token) };
+            let waited = offsets.waiting();
+            let written = if outside { 0 } else { chars_of(&mut offsets, choice.token) };
             tokens.push(self.token(choice, (waited, written), tokenizer));
         }
         self.offset = text.chars().count();
@@ -411,20 +411,20 @@ impl Following {
 }
 
 /// Characters that a token completes.
-fn chars_of(places: &mut Detokenizer, token: u32) -> usize {
-    places.push(token).map_or(0, |text| text.chars().count())
+fn chars_of(offsets: &mut Detokenizer, token: u32) -> usize {
+    offsets.push(token).map_or(0, |text| text.chars().count())
 }
 
-impl Part {
+impl AnswerPart {
     fn is_some(&self) -> bool {
         !(self.reasoning.is_empty() && self.text.is_empty() && self.tokens.is_empty())
     }
 
-    fn add(&mut self, pieces: Vec<Piece>, reasoning_is_told: bool) {
+    fn add(&mut self, pieces: Vec<Piece>, reasoning_is_sent: bool) {
         for piece in pieces {
             match piece {
                 Piece::Answer(text) => self.text += &text,
-                Piece::Reasoning(text) if reasoning_is_told => self.reasoning += &text,
+                Piece::Reasoning(text) if reasoning_is_sent => self.reasoning += &text,
                 Piece::Reasoning(_) => {}
             }
         }

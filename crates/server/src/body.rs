@@ -9,14 +9,14 @@ use axum::http::{HeaderMap, StatusCode, header};
 use hyper::body::{Body as _, Bytes, Frame};
 use tokio::time::Instant;
 
-use crate::budget::{Pace, SMALL, Stage, given_up};
+use crate::budget::{Pace, SMALL, Stage, evicted};
 use crate::errors::ApiError;
 use crate::json;
 use crate::request_context::RequestContext;
 use crate::state::{Model, Server};
 
 /// Longest body in bytes.
-const MOST_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 16 << 20;
 /// Bodies above this many bytes are followed by [`Settings::trim`](crate::Settings::trim).
 const LARGE: usize = 4 << 20;
 /// Initial capacity of a body's buffer.
@@ -25,7 +25,7 @@ const FIRST: usize = 16 << 10;
 /// A body of JSON, and the claim to the memory that it and what is parsed from it take.
 pub(crate) struct JsonBody {
     bytes: Vec<u8>,
-    visit: Arc<RequestContext>,
+    ctx: Arc<RequestContext>,
     bounds: Bounds,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Bounds {
 
 /// Reads the JSON body of a request.
 pub(crate) async fn read_json<M: Model>(server: &Server<M>, request: Request) -> Result<JsonBody, ApiError> {
-    read_json_within(server, request, Bounds { body: MOST_BYTES, answer: 0 }).await
+    read_json_within(server, request, Bounds { body: MAX_BYTES, answer: 0 }).await
 }
 
 /// [`read_json`] with other limits.
@@ -51,13 +51,13 @@ pub(crate) async fn read_json_within<M: Model>(
     bounds: Bounds,
 ) -> Result<JsonBody, ApiError> {
     server.ready()?;
-    let visit = server.request_context(&request);
+    let ctx = server.request_context(&request);
     let (parts, body) = request.into_parts();
     check_content_type(&parts.headers)?;
-    let bytes = read(body, &visit, bounds.body).await?;
+    let bytes = read(body, &ctx, bounds.body).await?;
     // Texts are copied out of the body, and JSON values take more memory than their text does.
-    visit.claim.grow(json::most_memory(&bytes) + bounds.answer * bytes.len()).await?;
-    Ok(JsonBody { bytes, visit, bounds })
+    ctx.claim.grow(json::max_memory(&bytes) + bounds.answer * bytes.len()).await?;
+    Ok(JsonBody { bytes, ctx, bounds })
 }
 
 impl JsonBody {
@@ -67,10 +67,10 @@ impl JsonBody {
         server: &Arc<Server<M>>,
         work: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let JsonBody { bytes, visit, bounds } = self;
+        let JsonBody { bytes, ctx, bounds } = self;
         let length = bytes.len();
-        let permit = server.prepare_pool.acquire(visit.client, length > SMALL).await;
-        let (server, held) = (server.clone(), visit.clone());
+        let permit = server.prepare_pool.acquire(ctx.client, length > SMALL).await;
+        let (server, held) = (server.clone(), ctx.clone());
         let done = tokio::task::spawn_blocking(move || {
             // All are released when this closure ends, even if nobody waits for it any more.
             let _permit = permit;
@@ -85,7 +85,7 @@ impl JsonBody {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
         })?;
         if bounds.answer == 0 || done.is_err() {
-            visit.claim.settle(length);
+            ctx.claim.settle(length);
         }
         done
     }
@@ -104,43 +104,47 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Reads a body of at most `most` bytes. Memory is claimed as it arrives, so a stalled body holds only what it has
+/// Reads a body of at most `max_bytes` bytes. Memory is claimed as it arrives, so a stalled body holds only what it has
 /// sent.
-pub(crate) async fn read(mut body: Body, visit: &RequestContext, most: usize) -> Result<Vec<u8>, ApiError> {
+pub(crate) async fn read(
+    mut body: Body,
+    ctx: &RequestContext,
+    max_bytes: usize,
+) -> Result<Vec<u8>, ApiError> {
     let too_large = || {
-        let why = format!("the body is larger than {most} bytes");
+        let why = format!("the body is larger than {max_bytes} bytes");
         Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why))
     };
     let hint = body.size_hint();
-    if hint.lower() > most as u64 {
+    if hint.lower() > max_bytes as u64 {
         return too_large();
     }
-    let declared = hint.exact().map_or(most, |n| n as usize);
-    let _reading = Reading::new(visit);
+    let declared = hint.exact().map_or(max_bytes, |n| n as usize);
+    let _reading = Reading::new(ctx);
     let (mut bytes, mut pace) = (Vec::<u8>::new(), Pace::new());
     loop {
         let frame = tokio::select! {
             biased;
             frame = next(&mut body) => frame,
-            () = visit.claim.given_up() => return Err(given_up()),
+            () = ctx.claim.evicted() => return Err(evicted()),
             slow = pace.too_slow() => return Err(slow),
         };
         let Some(frame) = frame else { return Ok(bytes) };
         let frame = frame.map_err(|e| ApiError::bad(format!("the body could not be read: {e}")))?;
         let Ok(data) = frame.into_data() else { continue };
         let length = bytes.len() + data.len();
-        if length > most {
+        if length > max_bytes {
             return too_large();
         }
         pace.arrived(data.len());
-        visit.claim.moved(data.len());
+        ctx.claim.transferred(data.len());
         if length > bytes.capacity() {
             let since = Instant::now();
             let capacity = (bytes.capacity() * 2).max(FIRST).min(declared).max(length);
             // While it waits for memory it is not the client that is slow.
-            visit.seat.working();
-            visit.claim.grow(capacity - bytes.capacity()).await?;
-            visit.seat.arriving();
+            ctx.connection.working();
+            ctx.claim.grow(capacity - bytes.capacity()).await?;
+            ctx.connection.arriving();
             pace.excuse(since);
             bytes.try_reserve_exact(capacity - bytes.len()).map_err(|_| no_memory(capacity))?;
         }
@@ -162,16 +166,16 @@ fn no_memory(bytes: usize) -> ApiError {
 struct Reading<'a>(&'a RequestContext);
 
 impl<'a> Reading<'a> {
-    fn new(visit: &'a RequestContext) -> Reading<'a> {
-        visit.claim.stage(Stage::Arriving);
-        visit.seat.arriving();
-        Reading(visit)
+    fn new(ctx: &'a RequestContext) -> Reading<'a> {
+        ctx.claim.stage(Stage::Arriving);
+        ctx.connection.arriving();
+        Reading(ctx)
     }
 }
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.0.seat.working();
+        self.0.connection.working();
         self.0.claim.stage(Stage::Working);
     }
 }
@@ -184,7 +188,7 @@ mod tests {
     use super::*;
     use crate::budget::Budget;
 
-    fn visit(budget: &Arc<Budget>) -> Arc<RequestContext> {
+    fn ctx(budget: &Arc<Budget>) -> Arc<RequestContext> {
         RequestContext::new(budget, &Request::new(Body::empty()), false)
     }
 
@@ -210,7 +214,7 @@ mod tests {
         let budget = Arc::new(Budget::new(64 << 20));
         for sent in [0, 70_000] {
             let body = Body::new(Stalled(Some(vec![b' '; sent].into())));
-            let error = read(body, &visit(&budget), MOST_BYTES).await.unwrap_err();
+            let error = read(body, &ctx(&budget), MAX_BYTES).await.unwrap_err();
             assert_eq!(error.status, StatusCode::REQUEST_TIMEOUT);
         }
         assert_eq!(budget.used(), 0);
@@ -222,9 +226,9 @@ mod tests {
         // They take the whole share of large bodies.
         let stalled: Vec<_> = (0..48)
             .map(|_| {
-                let visit = visit(&budget);
+                let ctx = ctx(&budget);
                 tokio::spawn(async move {
-                    read(Body::new(Stalled(Some(vec![b' '; 1 << 20].into()))), &visit, MOST_BYTES).await
+                    read(Body::new(Stalled(Some(vec![b' '; 1 << 20].into()))), &ctx, MAX_BYTES).await
                 })
             })
             .collect();
@@ -232,9 +236,9 @@ mod tests {
         assert!(budget.used() >= 40 << 20, "{}", budget.used());
         let body = |n: usize| Body::from(vec![b' '; n]);
         let begun = Instant::now();
-        assert_eq!(read(body(91_000), &visit(&budget), MOST_BYTES).await.unwrap().len(), 91_000);
+        assert_eq!(read(body(91_000), &ctx(&budget), MAX_BYTES).await.unwrap().len(), 91_000);
         assert!(begun.elapsed() < Duration::from_millis(10), "a small one has room at once");
-        assert_eq!(read(body(10 << 20), &visit(&budget), MOST_BYTES).await.unwrap().len(), 10 << 20);
+        assert_eq!(read(body(10 << 20), &ctx(&budget), MAX_BYTES).await.unwrap().len(), 10 << 20);
         assert!(begun.elapsed() < Duration::from_secs(3), "a large one waits for {:?}", begun.elapsed());
         let mut ends = Vec::new();
         for one in stalled {
@@ -248,8 +252,8 @@ mod tests {
     async fn a_body_may_have_so_many_bytes() {
         let budget = Arc::new(Budget::new(64 << 20));
         let body = |n: usize| Body::from(vec![b' '; n]);
-        assert_eq!(read(body(1000), &visit(&budget), 1000).await.unwrap().len(), 1000);
-        let error = read(body(1001), &visit(&budget), 1000).await.unwrap_err();
+        assert_eq!(read(body(1000), &ctx(&budget), 1000).await.unwrap().len(), 1000);
+        let error = read(body(1001), &ctx(&budget), 1000).await.unwrap_err();
         assert_eq!(error.status, StatusCode::PAYLOAD_TOO_LARGE);
     }
 }

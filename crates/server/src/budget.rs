@@ -13,17 +13,17 @@ use axum::http::StatusCode;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use crate::connection_table::ConnectionSlot;
 use crate::errors::ApiError;
-use crate::table::ConnectionSlot;
 
 /// Claims up to this many bytes are small and may use the share kept for small ones.
 pub(crate) const SMALL: usize = 256 << 10;
-/// 1 / `KEPT_FOR_SMALL` of the budget is kept for small claims.
-const KEPT_FOR_SMALL: usize = 4;
+/// 1 / `SMALL_RESERVE` of the budget is kept for small claims.
+const SMALL_RESERVE: usize = 4;
 /// How long a request waits for memory.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often a waiting request looks for slow clients to evict.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time a claim has in a stage before it can be evicted.
 const GRACE: Duration = Duration::from_secs(1);
 /// Bytes per second below which a client is slow, if others wait for its memory.
@@ -34,7 +34,7 @@ const ALWAYS_UNREAD: usize = 64 << 10;
 /// Memory budget of all requests.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    most: usize,
+    capacity: usize,
     state: Mutex<State>,
     freed: Notify,
 }
@@ -54,10 +54,10 @@ struct Entry {
     stage: Stage,
     /// Start of the stage, bytes that the client has sent or read since, and when it last did.
     since: Instant,
-    moved: usize,
+    transferred: usize,
     last: Instant,
-    seat: Arc<ConnectionSlot>,
-    given_up: Arc<GivenUp>,
+    connection: Arc<ConnectionSlot>,
+    evicted: Arc<Eviction>,
 }
 
 /// Who has to act next.
@@ -73,7 +73,7 @@ pub(crate) enum Stage {
 
 /// Tells a request that it is evicted because others need its memory.
 #[derive(Debug, Default)]
-struct GivenUp {
+struct Eviction {
     is: AtomicBool,
     changed: Notify,
 }
@@ -83,7 +83,7 @@ struct GivenUp {
 pub(crate) struct Claim {
     budget: Arc<Budget>,
     id: u64,
-    given_up: Arc<GivenUp>,
+    evicted: Arc<Eviction>,
 }
 
 /// Memory claimed for a part of a request's work.
@@ -95,41 +95,41 @@ pub(crate) struct Hold<'a> {
 
 /// Why a claim cannot grow.
 #[derive(Debug, PartialEq, Eq)]
-enum Lack {
+enum ClaimError {
     /// Other requests hold the memory.
-    Now,
+    Busy,
     /// More than large claims may ever hold.
-    Ever,
+    TooLarge,
 }
 
 impl Budget {
-    pub(crate) fn new(most: usize) -> Budget {
-        Budget { most, state: Mutex::default(), freed: Notify::new() }
+    pub(crate) fn new(capacity: usize) -> Budget {
+        Budget { capacity, state: Mutex::default(), freed: Notify::new() }
     }
 
     /// An empty claim for a request of this connection.
-    pub(crate) fn claim(self: &Arc<Budget>, seat: Arc<ConnectionSlot>) -> Claim {
+    pub(crate) fn claim(self: &Arc<Budget>, connection: Arc<ConnectionSlot>) -> Claim {
         let mut state = self.state();
-        let (id, given_up) = (state.next, Arc::<GivenUp>::default());
+        let (id, evicted) = (state.next, Arc::<Eviction>::default());
         state.next += 1;
         let entry = Entry {
             bytes: 0,
             unread: 0,
             stage: Stage::Working,
             since: Instant::now(),
-            moved: 0,
+            transferred: 0,
             last: Instant::now(),
-            seat,
-            given_up: given_up.clone(),
+            connection,
+            evicted: evicted.clone(),
         };
         state.entries.insert(id, entry);
         drop(state);
-        Claim { budget: self.clone(), id, given_up }
+        Claim { budget: self.clone(), id, evicted }
     }
 
     /// Size of the budget in bytes.
-    pub(crate) fn most(&self) -> usize {
-        self.most
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Bytes claimed now.
@@ -143,32 +143,32 @@ impl Budget {
 
     /// Bytes that large claims may hold together.
     fn for_large(&self) -> usize {
-        self.most - self.most / KEPT_FOR_SMALL
+        self.capacity - self.capacity / SMALL_RESERVE
     }
 
-    fn take(&self, id: u64, bytes: usize) -> Result<(), Lack> {
+    fn take(&self, id: u64, bytes: usize) -> Result<(), ClaimError> {
         let mut state = self.state();
         let used = state.used;
         let Some(entry) = state.entries.get_mut(&id) else { return Ok(()) };
-        let whole = entry.bytes.saturating_add(bytes);
-        let room = if whole <= SMALL { self.most } else { self.for_large() };
-        if whole > room {
-            return Err(Lack::Ever);
+        let total = entry.bytes.saturating_add(bytes);
+        let room = if total <= SMALL { self.capacity } else { self.for_large() };
+        if total > room {
+            return Err(ClaimError::TooLarge);
         }
         if used.saturating_add(bytes) > room {
-            return Err(Lack::Now);
+            return Err(ClaimError::Busy);
         }
-        entry.bytes = whole;
+        entry.bytes = total;
         state.used += bytes;
         Ok(())
     }
 
     /// Evicts slow clients until `bytes` will be free or no slow one is left.
-    fn give_up_slow(&self, bytes: usize) {
+    fn evict_slow(&self, bytes: usize) {
         let mut state = self.state();
         let now = Instant::now();
         let leaving: usize =
-            state.entries.values().filter(|e| e.given_up.is.load(Ordering::Relaxed)).map(|e| e.bytes).sum();
+            state.entries.values().filter(|e| e.evicted.is.load(Ordering::Relaxed)).map(|e| e.bytes).sum();
         let mut slow: Vec<&mut Entry> = state.entries.values_mut().filter(|e| e.is_slow(now)).collect();
         slow.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
         let mut soon = leaving;
@@ -177,11 +177,11 @@ impl Budget {
                 break;
             }
             soon += entry.bytes;
-            entry.given_up.is.store(true, Ordering::Relaxed);
-            entry.given_up.changed.notify_waiters();
+            entry.evicted.is.store(true, Ordering::Relaxed);
+            entry.evicted.changed.notify_waiters();
             if entry.stage == Stage::Leaving {
                 // Nobody polls the body of an answer whose client does not read, so the connection is closed.
-                entry.seat.give_up();
+                entry.connection.evict();
             }
         }
     }
@@ -191,43 +191,43 @@ impl Entry {
     fn is_slow(&self, now: Instant) -> bool {
         let time = now.saturating_duration_since(self.since);
         let expected = time.saturating_sub(GRACE).as_secs_f64() * SLOW as f64;
-        let stands_still = now.saturating_duration_since(self.last) > GRACE;
+        let is_stalled = now.saturating_duration_since(self.last) > GRACE;
         self.stage != Stage::Working
             && self.bytes > 0
-            && !self.given_up.is.load(Ordering::Relaxed)
+            && !self.evicted.is.load(Ordering::Relaxed)
             && time > GRACE
-            && (stands_still || (self.moved as f64) < expected)
+            && (is_stalled || (self.transferred as f64) < expected)
     }
 }
 
 impl Claim {
     /// Claims `bytes` more, and waits for them if necessary.
     pub(crate) async fn grow(&self, bytes: usize) -> Result<(), ApiError> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + CLAIM_TIMEOUT;
         loop {
             let freed = self.budget.freed.notified();
             match self.budget.take(self.id, bytes) {
                 Ok(()) => return Ok(()),
-                Err(Lack::Ever) => return Err(self.too_much(bytes)),
-                Err(Lack::Now) if Instant::now() >= until => {
-                    let (used, most) = (self.budget.used() >> 20, self.budget.most >> 20);
-                    tracing::info!("a request found no memory: {used} of {most} MiB are in flight");
+                Err(ClaimError::TooLarge) => return Err(self.too_much(bytes)),
+                Err(ClaimError::Busy) if Instant::now() >= until => {
+                    let (used, capacity) = (self.budget.used() >> 20, self.budget.capacity >> 20);
+                    tracing::info!("a request found no memory: {used} of {capacity} MiB are in flight");
                     return Err(busy());
                 }
-                Err(Lack::Now) => self.budget.give_up_slow(bytes),
+                Err(ClaimError::Busy) => self.budget.evict_slow(bytes),
             }
-            let look = (Instant::now() + LOOK).min(until);
+            let next_poll = (Instant::now() + POLL_INTERVAL).min(until);
             tokio::select! {
-                _ = timeout_at(look, freed) => {}
-                () = self.given_up() => return Err(given_up()),
+                _ = timeout_at(next_poll, freed) => {}
+                () = self.evicted() => return Err(evicted()),
             }
         }
     }
 
     fn too_much(&self, bytes: usize) -> ApiError {
-        let (mib, most) = (bytes.div_ceil(1 << 20), self.budget.most >> 20);
+        let (mib, capacity) = (bytes.div_ceil(1 << 20), self.budget.capacity >> 20);
         let why = format!(
-            "the request needs {mib} MiB of memory at once, which is more than this server gives to one (it has {most} \
+            "the request needs {mib} MiB of memory at once, which is more than this server gives to one (it has {capacity} \
              MiB for all); make it smaller, or start the server with a larger --max-memory-in-flight"
         );
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why).code("request_too_large")
@@ -257,20 +257,20 @@ impl Claim {
         let mut state = self.budget.state();
         if let Some(entry) = state.entries.get_mut(&self.id) {
             let now = Instant::now();
-            (entry.stage, entry.since, entry.moved, entry.last) = (stage, now, 0, now);
+            (entry.stage, entry.since, entry.transferred, entry.last) = (stage, now, 0, now);
         }
     }
 
     /// Records that the client has sent or read `bytes`.
-    pub(crate) fn moved(&self, bytes: usize) {
+    pub(crate) fn transferred(&self, bytes: usize) {
         if let Some(entry) = self.budget.state().entries.get_mut(&self.id) {
-            entry.moved += bytes;
+            entry.transferred += bytes;
             entry.last = Instant::now();
         }
     }
 
     /// Releases `bytes` of events that were read from the channel.
-    pub(crate) fn taken(&self, bytes: usize) {
+    pub(crate) fn release_unread(&self, bytes: usize) {
         let mut state = self.budget.state();
         let Some(entry) = state.entries.get_mut(&self.id) else { return };
         let bytes = bytes.min(entry.unread);
@@ -282,26 +282,26 @@ impl Claim {
     }
 
     /// Whether the request is evicted because others need its memory.
-    pub(crate) fn is_given_up(&self) -> bool {
-        self.given_up.is.load(Ordering::Relaxed)
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.evicted.is.load(Ordering::Relaxed)
     }
 
     /// Resolves once the request is evicted.
-    pub(crate) async fn given_up(&self) {
+    pub(crate) async fn evicted(&self) {
         loop {
-            let changed = self.given_up.changed.notified();
-            if self.is_given_up() {
+            let changed = self.evicted.changed.notified();
+            if self.is_evicted() {
                 return;
             }
             // A notification missed before the await is seen at the next look.
-            let _ = timeout_at(Instant::now() + LOOK, changed).await;
+            let _ = timeout_at(Instant::now() + POLL_INTERVAL, changed).await;
         }
     }
 }
 
 impl Claim {
     /// Adds `bytes` of unread events. Returns whether the request may go on.
-    pub(crate) fn told(&self, bytes: usize) -> bool {
+    pub(crate) fn add_unread(&self, bytes: usize) -> bool {
         let mut state = self.budget.state();
         let used = state.used + bytes;
         let Some(entry) = state.entries.get_mut(&self.id) else { return true };
@@ -310,10 +310,10 @@ impl Claim {
         let unread = entry.unread;
         state.used = used;
         drop(state);
-        if used <= self.budget.most || unread <= ALWAYS_UNREAD {
+        if used <= self.budget.capacity || unread <= ALWAYS_UNREAD {
             return true;
         }
-        self.budget.give_up_slow(used - self.budget.most);
+        self.budget.evict_slow(used - self.budget.capacity);
         false
     }
 }
@@ -340,14 +340,14 @@ impl Drop for Claim {
     }
 }
 
-/// No memory was free for [`PATIENCE`].
+/// No memory was free for [`CLAIM_TIMEOUT`].
 fn busy() -> ApiError {
     let why = "requests that are under way have all the memory that there is for them; try again in a while";
     ApiError::new(StatusCode::TOO_MANY_REQUESTS, why).code("server_busy")
 }
 
 /// Others needed the memory of a slow client.
-pub(crate) fn given_up() -> ApiError {
+pub(crate) fn evicted() -> ApiError {
     let why =
         "the body arrived too slowly while others waited for the memory that it takes; try again in a while";
     ApiError::new(StatusCode::REQUEST_TIMEOUT, why).code("too_slow")
@@ -360,12 +360,12 @@ pub(crate) struct Pace {
     bytes: usize,
 }
 
-/// Bytes per second at which a body must arrive on average, after [`LEEWAY`].
-const LEAST_RATE: usize = 4 << 10;
+/// Bytes per second at which a body must arrive on average, after [`RATE_GRACE`].
+const MIN_RATE: usize = 4 << 10;
 /// Time before the average rate counts.
-const LEEWAY: Duration = Duration::from_secs(15);
+const RATE_GRACE: Duration = Duration::from_secs(15);
 /// Longest gap in a body.
-const SILENCE: Duration = Duration::from_secs(30);
+const MAX_GAP: Duration = Duration::from_secs(30);
 
 impl Pace {
     pub(crate) fn new() -> Pace {
@@ -388,14 +388,14 @@ impl Pace {
 
     /// Resolves when the body is too slow, with the error.
     pub(crate) async fn too_slow(&self) -> ApiError {
-        let average = Duration::from_secs_f64(self.bytes as f64 / LEAST_RATE as f64);
-        let until = (self.begun + LEEWAY + average).min(self.last + SILENCE);
+        let average = Duration::from_secs_f64(self.bytes as f64 / MIN_RATE as f64);
+        let until = (self.begun + RATE_GRACE + average).min(self.last + MAX_GAP);
         sleep_until(until).await;
         let (bytes, seconds) = (self.bytes, self.begun.elapsed().as_secs());
         let why = format!(
-            "the body arrives too slowly: {bytes} bytes in {seconds} s; send at least {LEAST_RATE} a second, and leave no \
+            "the body arrives too slowly: {bytes} bytes in {seconds} s; send at least {MIN_RATE} a second, and leave no \
              gap of {} s",
-            SILENCE.as_secs()
+            MAX_GAP.as_secs()
         );
         ApiError::new(StatusCode::REQUEST_TIMEOUT, why).code("too_slow")
     }
@@ -405,8 +405,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    fn claims(most: usize) -> (Arc<Budget>, impl Fn() -> Claim) {
-        let budget = Arc::new(Budget::new(most));
+    fn claims(capacity: usize) -> (Arc<Budget>, impl Fn() -> Claim) {
+        let budget = Arc::new(Budget::new(capacity));
         let own = budget.clone();
         (budget, move || own.claim(Arc::new(ConnectionSlot::detached())))
     }
@@ -442,12 +442,12 @@ mod tests {
         let wants = tokio::spawn(async move { wants.grow(2 * MIB).await });
         for _ in 0..8 {
             // Slow at first, then it stalls.
-            slow.moved(if slow.is_given_up() { 0 } else { 1 });
-            quick.moved(MIB);
+            slow.transferred(if slow.is_evicted() { 0 } else { 1 });
+            quick.transferred(MIB);
             tokio::time::sleep(GRACE / 2).await;
         }
-        assert!(slow.is_given_up());
-        assert!(!quick.is_given_up() && !working.is_given_up());
+        assert!(slow.is_evicted());
+        assert!(!quick.is_evicted() && !working.is_evicted());
         drop(slow);
         wants.await.unwrap().unwrap();
     }
@@ -456,12 +456,12 @@ mod tests {
     async fn answers_that_nobody_reads_end_when_the_room_is_spent() {
         let (budget, claim) = claims(16 * MIB);
         let (piling, read) = (claim(), claim());
-        let told = (0..).take_while(|_| piling.told(1 << 10)).count();
-        let most = (16 * MIB) >> 10;
-        assert!((most - 1..=most).contains(&told), "{told}");
+        let count = (0..).take_while(|_| piling.add_unread(1 << 10)).count();
+        let capacity = (16 * MIB) >> 10;
+        assert!((capacity - 1..=capacity).contains(&count), "{count}");
         for _ in 0..1000 {
-            assert!(read.told(1 << 10), "what is taken at once has room");
-            read.taken(1 << 10);
+            assert!(read.add_unread(1 << 10), "what is taken at once has room");
+            read.release_unread(1 << 10);
         }
         drop(piling);
         assert_eq!(budget.used(), 0);
@@ -472,16 +472,16 @@ mod tests {
         let begun = Instant::now();
         let mut pace = Pace::new();
         assert_eq!(pace.too_slow().await.status, StatusCode::REQUEST_TIMEOUT);
-        assert_eq!(begun.elapsed().as_secs(), LEEWAY.as_secs());
+        assert_eq!(begun.elapsed().as_secs(), RATE_GRACE.as_secs());
         // A body above the minimum rate may take as long as it needs.
         let begun = Instant::now();
         pace = Pace::new();
         while begun.elapsed() < Duration::from_secs(3600) {
-            pace.arrived(2 * LEAST_RATE);
+            pace.arrived(2 * MIN_RATE);
             let next = tokio::time::timeout(Duration::from_secs(2), pace.too_slow());
             assert!(next.await.is_err(), "after {:?}", begun.elapsed());
         }
         let (begun, _) = (Instant::now(), pace.too_slow().await);
-        assert!(begun.elapsed() <= SILENCE);
+        assert!(begun.elapsed() <= MAX_GAP);
     }
 }

@@ -19,26 +19,26 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::access::Client;
+use crate::connection_table::{ConnectionTable, SlotGuard};
 use crate::socket::{Socket, turn_away};
-use crate::table::{Place, Table};
 
-pub(crate) const MOST_HEADERS: usize = 100;
-pub(crate) const MOST_HEADER_BYTES: usize = 64 << 10;
+pub(crate) const MAX_HEADERS: usize = 100;
+pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// How long a request's headers may take, and how long a connection may stay idle.
-const HEADERS_WITHIN: Duration = Duration::from_secs(30);
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long connections have to send their answers when the server ends.
 const FLUSH: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, which mostly means that no file descriptors are left.
-const REST: Duration = Duration::from_millis(20);
+const ACCEPT_RETRY: Duration = Duration::from_millis(20);
 
 /// Connections that are still open.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenConnections {
     closing: watch::Sender<bool>,
     connections: JoinSet<()>,
 }
 
-impl Open {
+impl OpenConnections {
     /// Shuts them down gracefully, and cuts them off after [`FLUSH`].
     pub(crate) async fn close(mut self) {
         self.closing.send_replace(true);
@@ -52,20 +52,20 @@ impl Open {
 pub(crate) async fn accept(
     listener: &TcpListener,
     router: Router,
-    table: Arc<Table>,
+    table: Arc<ConnectionTable>,
     end: impl Future<Output = ()>,
-) -> Open {
+) -> OpenConnections {
     let closing = watch::Sender::new(false);
     let mut connections = JoinSet::new();
     let mut end = pin!(end);
     // Kept across iterations, so that a connection waiting for a place survives the end of another.
-    let mut seated = Box::pin(next(listener, &table));
+    let mut accepted = Box::pin(next(listener, &table));
     loop {
         tokio::select! {
-            () = &mut end => return Open { closing, connections },
-            (stream, place) = &mut seated => {
-                seated.set(next(listener, &table));
-                connections.spawn(serve(stream, router.clone(), closing.subscribe(), place));
+            () = &mut end => return OpenConnections { closing, connections },
+            (stream, guard) = &mut accepted => {
+                accepted.set(next(listener, &table));
+                connections.spawn(serve(stream, router.clone(), closing.subscribe(), guard));
             }
             Some(_) = connections.join_next() => {}
         }
@@ -73,46 +73,46 @@ pub(crate) async fn accept(
 }
 
 /// Accepts the next connection that gets a place in the table.
-async fn next(listener: &TcpListener, table: &Arc<Table>) -> (TcpStream, Place) {
+async fn next(listener: &TcpListener, table: &Arc<ConnectionTable>) -> (TcpStream, SlotGuard) {
     loop {
         match listener.accept().await {
             Ok((stream, address)) => match table.enter(address.ip()).await {
-                Some(place) => return (stream, place),
+                Some(guard) => return (stream, guard),
                 None => turn_away(&stream),
             },
             Err(e) => {
                 // Frees a descriptor by closing the connection that has been idle longest.
                 tracing::warn!("a connection could not be accepted: {e}");
-                table.give_up_idle();
-                sleep(REST).await;
+                table.evict_idle();
+                sleep(ACCEPT_RETRY).await;
             }
         }
     }
 }
 
-async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<bool>, place: Place) {
+async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<bool>, guard: SlotGuard) {
     // Tokens are small and should not wait for each other (Nagle).
     let _ = stream.set_nodelay(true);
     let client = stream.peer_addr().ok().map(Client);
-    let seat = place.seat.clone();
-    let socket = Socket::new(stream, seat.clone());
+    let slot = guard.slot.clone();
+    let socket = Socket::new(stream, slot.clone());
     let routes = TowerToHyperService::new(router);
     let service = service_fn(|mut request: Request<Incoming>| {
-        seat.begin(request.version() == Version::HTTP_11);
-        request.extensions_mut().insert(seat.clone());
+        slot.begin(request.version() == Version::HTTP_11);
+        request.extensions_mut().insert(slot.clone());
         client.and_then(|client| request.extensions_mut().insert(client));
         routes.call(request)
     });
     let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN);
-    builder.max_headers(MOST_HEADERS).max_buf_size(MOST_HEADER_BYTES);
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    builder.max_headers(MAX_HEADERS).max_buf_size(MAX_HEADER_BYTES);
     let mut connection = pin!(builder.serve_connection(socket, service));
     let close = async { drop(closing.wait_for(|closing| *closing).await) };
     let served = tokio::select! {
         // Read what has arrived before checking whether the connection must close.
         biased;
         served = &mut connection => served,
-        () = seat.gone() => {
+        () = slot.evicted() => {
             tracing::debug!("a connection was given up for others");
             return;
         }
@@ -128,7 +128,7 @@ async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<b
 }
 
 /// Runs a future that may panic; `None` if it did.
-pub(crate) async fn contained<T>(work: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn catch_panic<T>(work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     let poll = |cx: &mut Context<'_>| {
         let polled = std::panic::AssertUnwindSafe(|| work.as_mut().poll(cx));
@@ -153,7 +153,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::socket::TAKES_WITHIN;
+    use crate::socket::WRITE_TIMEOUT;
 
     /// A body that never ends.
     struct Flood;
@@ -176,9 +176,10 @@ mod tests {
         let (stream, _) = listener.accept().await.unwrap();
         let router = Router::new().route("/", get(|| async { Body::new(Flood) }));
         let closing = watch::Sender::new(false);
-        let place = Arc::new(Table::new(1, 1)).enter(client.local_addr().unwrap().ip()).await.unwrap();
+        let guard =
+            Arc::new(ConnectionTable::new(1, 1)).enter(client.local_addr().unwrap().ip()).await.unwrap();
         let served = async move {
-            serve(stream, router, closing.subscribe(), place).await;
+            serve(stream, router, closing.subscribe(), guard).await;
             drop(closing);
         };
         (client, tokio::spawn(served))
@@ -189,8 +190,8 @@ mod tests {
         let (mut client, served) = connect().await;
         let begun = Instant::now();
         client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-        timeout(2 * TAKES_WITHIN, served).await.expect("it has ended").unwrap();
-        assert!(begun.elapsed() >= TAKES_WITHIN, "but not at once");
+        timeout(2 * WRITE_TIMEOUT, served).await.expect("it has ended").unwrap();
+        assert!(begun.elapsed() >= WRITE_TIMEOUT, "but not at once");
     }
 
     #[tokio::test(start_paused = true)]
@@ -199,8 +200,8 @@ mod tests {
             let (mut client, served) = connect().await;
             let begun = Instant::now();
             client.write_all(start.as_bytes()).await.unwrap();
-            timeout(2 * HEADERS_WITHIN, served).await.expect("it has ended").unwrap();
-            assert!(begun.elapsed() >= HEADERS_WITHIN, "but not at once");
+            timeout(2 * HEADER_TIMEOUT, served).await.expect("it has ended").unwrap();
+            assert!(begun.elapsed() >= HEADER_TIMEOUT, "but not at once");
             let mut rest = Vec::new();
             client.read_to_end(&mut rest).await.unwrap();
             assert!(!String::from_utf8_lossy(&rest).contains("200"));
@@ -209,12 +210,12 @@ mod tests {
 
     #[tokio::test]
     async fn panics_are_contained() {
-        let worked = contained(async {
+        let worked = catch_panic(async {
             tokio::task::yield_now().await;
             5
         });
         assert_eq!(worked.await, Some(5));
-        let failed = contained(async {
+        let failed = catch_panic(async {
             tokio::task::yield_now().await;
             panic!("on purpose");
         });

@@ -47,8 +47,8 @@ impl ApiError {
     }
 
     /// 404 for an unknown model.
-    pub(crate) fn no_model(asked: &str, names: &[String]) -> ApiError {
-        let message = format!("there is no model {}; there is {}", quoted(asked), names.join(", "));
+    pub(crate) fn no_model(name: &str, names: &[String]) -> ApiError {
+        let message = format!("there is no model {}; there is {}", quoted(name), names.join(", "));
         let error = ApiError::new(StatusCode::NOT_FOUND, message).code("model_not_found");
         ApiError { param: Some("model".into()), ..error }
     }

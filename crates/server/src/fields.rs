@@ -81,12 +81,12 @@ impl Fields {
         }
     }
 
-    /// Takes a string of at most `most` bytes.
-    pub(crate) fn short_text(&mut self, name: &str, most: usize) -> Result<Option<String>, ApiError> {
+    /// Takes a string of at most `max_bytes` bytes.
+    pub(crate) fn short_text(&mut self, name: &str, max_bytes: usize) -> Result<Option<String>, ApiError> {
         let text = self.text(name)?;
         match &text {
-            Some(text) if text.len() > most => {
-                let why = format!("should have at most {most} bytes, and has {}", text.len());
+            Some(text) if text.len() > max_bytes => {
+                let why = format!("should have at most {max_bytes} bytes, and has {}", text.len());
                 Err(ApiError::field(self.path(name), format!("{} {why}", self.path(name))))
             }
             _ => Ok(text),
@@ -102,9 +102,13 @@ impl Fields {
     }
 
     /// Takes an integer within a range.
-    pub(crate) fn whole(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+    pub(crate) fn integer(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, ApiError> {
         let Some(value) = self.take(name) else { return Ok(None) };
-        whole(self.path(name), &value, range).map(Some)
+        integer(self.path(name), &value, range).map(Some)
     }
 
     /// Takes a number within a range.
@@ -114,13 +118,13 @@ impl Fields {
     }
 
     /// Takes a number in (0, 1].
-    pub(crate) fn share(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
+    pub(crate) fn fraction(&mut self, name: &str) -> Result<Option<f32>, ApiError> {
         let path = self.path(name);
         match self.number(name, 0.0..=1.0)? {
             Some(0.0) => {
                 Err(ApiError::field(&*path, format!("{path} should be above 0 and at most 1, and is 0")))
             }
-            share => Ok(share),
+            fraction => Ok(fraction),
         }
     }
 
@@ -192,7 +196,7 @@ fn outside(path: String, range: (impl fmt::Display, impl fmt::Display), is: &Val
 }
 
 /// Parses an integer within a range.
-pub(crate) fn whole(path: String, value: &Value, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
+pub(crate) fn integer(path: String, value: &Value, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
     match value {
         Value::Number(number) => match number.as_i64().or_else(|| exact(number.as_f64()?)) {
             Some(n) if range.contains(&n) => Ok(n),
@@ -235,6 +239,7 @@ pub(crate) fn text(path: String, value: Value) -> Result<String, ApiError> {
 
 /// Parses a list of token ids.
 pub(crate) fn token_ids(path: &str, values: Vec<Value>) -> Result<Vec<u32>, ApiError> {
-    let id = |(i, value)| whole(format!("{path}[{i}]"), &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
+    let id =
+        |(i, value)| integer(format!("{path}[{i}]"), &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
     values.into_iter().enumerate().map(id).collect()
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::errors::ApiError;
 use crate::fields::Fields;
-use crate::generation::MOST_TOKENS;
+use crate::generation::MAX_TOKENS;
 
 /// Fields by their names elsewhere, and our names.
 const ALIASES: [(&str, &str); 6] = [
@@ -147,7 +147,7 @@ pub(crate) fn take(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["n_predict", "num_predict"] {
         // -1 (unlimited) and -2 (until the context is full) both end only with the context.
         if fields.peek(name).is_some_and(|v| *v == -1 || *v == -2) {
-            fields.set(name, MOST_TOKENS.into());
+            fields.set(name, MAX_TOKENS.into());
         }
     }
     for (theirs, ours) in ALIASES {

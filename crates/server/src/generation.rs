@@ -9,21 +9,21 @@ use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::ClientId;
 
 use crate::errors::ApiError;
-use crate::fields::{Fields, number, text, whole, wrong};
+use crate::fields::{Fields, integer, number, text, wrong};
 use crate::foreign;
 use crate::guard::Caller;
-use crate::lora::{self, Wanted};
+use crate::lora::{self, LoraSelection};
 use crate::thinking::Reasoned;
 
 /// Most choices of one request, over all its prompts.
-pub(crate) const MOST_CHOICES: usize = 128;
-const MOST_STOPS: usize = 16;
-const MOST_STOP_BYTES: usize = 1024;
-const MOST_STOP_TOKENS: usize = 128;
-const MOST_BIASES: usize = 1024;
-const MOST_SALT: usize = 256;
+pub(crate) const MAX_CHOICES: usize = 128;
+const MAX_STOPS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
+const MAX_STOP_TOKENS: usize = 128;
+const MAX_BIASES: usize = 1024;
+const MAX_SALT: usize = 256;
 /// Upper bound of every token count in a request.
-pub(crate) const MOST_TOKENS: i64 = i32::MAX as i64;
+pub(crate) const MAX_TOKENS: i64 = i32::MAX as i64;
 
 /// Generation parameters of a request.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,7 @@ pub(crate) struct Generation {
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
     bias: Vec<(u32, f32)>,
-    lora: Option<Wanted>,
+    lora: Option<LoraSelection>,
     /// How to split reasoning from the answers, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
 }
@@ -63,10 +63,10 @@ impl Generation {
     pub(crate) fn take(fields: &mut Fields) -> Result<Generation, ApiError> {
         foreign::take(fields)?;
         let stream = fields.flag("stream")?.unwrap_or(false);
-        not_used(fields)?;
+        take_ignored(fields)?;
         Ok(Generation {
             model: fields.text("model")?,
-            n: fields.whole("n", 1..=MOST_CHOICES as i64)?.unwrap_or(1) as usize,
+            n: fields.integer("n", 1..=MAX_CHOICES as i64)?.unwrap_or(1) as usize,
             max_tokens: None,
             logprobs: None,
             stream,
@@ -76,31 +76,31 @@ impl Generation {
             stop_tokens: stop_tokens(fields)?,
             ignore_end: fields.flag("ignore_eos")?.unwrap_or(false),
             salt: salt(fields)?,
-            seed: fields.whole("seed", i64::MIN..=i64::MAX)?,
+            seed: fields.integer("seed", i64::MIN..=i64::MAX)?,
             temperature: fields.number("temperature", 0.0..=10.0)?,
-            top_k: fields.whole("top_k", -1..=MOST_TOKENS)?,
+            top_k: fields.integer("top_k", -1..=MAX_TOKENS)?,
             // 0 leaves only the most likely token.
             top_p: fields.number("top_p", 0.0..=1.0)?,
             min_p: fields.number("min_p", 0.0..=1.0)?,
-            typical_p: fields.share("typical_p")?,
+            typical_p: fields.fraction("typical_p")?,
             repetition_penalty: fields.number("repetition_penalty", 0.01..=10.0)?,
             presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?,
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
             bias: bias(fields)?,
-            lora: Wanted::take(fields)?,
+            lora: LoraSelection::take(fields)?,
             reasoned: None,
         })
     }
 
-    /// Most tokens of an answer: the request's `max_tokens`, else the server's `most`, else `usual`; never above
-    /// `most`.
-    pub(crate) fn length(&self, most: Option<usize>, usual: usize) -> usize {
-        let wanted = self.max_tokens.or(most).unwrap_or(usual);
-        wanted.min(most.unwrap_or(usize::MAX))
+    /// Most tokens of an answer: the request's `max_tokens`, else the server's limit, else `default`; never above the
+    /// limit.
+    pub(crate) fn max_new_tokens(&self, limit: Option<usize>, default: usize) -> usize {
+        let wanted = self.max_tokens.or(limit).unwrap_or(default);
+        wanted.min(limit.unwrap_or(usize::MAX))
     }
 
     /// Restricts prefix cache sharing to requests of the same caller, where callers have different keys.
-    pub(crate) fn keep_apart(&mut self, caller: Caller) {
+    pub(crate) fn separate_cache(&mut self, caller: Caller) {
         if let Caller::Key(n) = caller {
             // A client's own `cache_salt` cannot reach another caller's pages: the key's number comes first.
             let salt = self.salt.take().map_or_else(String::new, |salt| format!(":{salt}"));
@@ -109,8 +109,8 @@ impl Generation {
     }
 
     /// Checks token ids against the vocabulary, and finds the requested adapter.
-    pub(crate) fn fit(&self, handle: &EngineHandle) -> Result<Option<LoraRef>, ApiError> {
-        let (info, adapter) = (handle.info(), lora::chosen(handle, self.model.as_deref(), self.lora)?);
+    pub(crate) fn select_adapter(&self, handle: &EngineHandle) -> Result<Option<LoraRef>, ApiError> {
+        let (info, adapter) = (handle.info(), lora::select(handle, self.model.as_deref(), self.lora)?);
         let known = |path: String, id: u32| match (id as usize) < info.vocab {
             true => Ok(()),
             false => Err(unknown_token(path, id, info.vocab)),
@@ -148,18 +148,18 @@ impl Generation {
         })
     }
 
-    fn sampling(&self, usual: &Sampling, seed: u64) -> Sampling {
+    fn sampling(&self, default: &Sampling, seed: u64) -> Sampling {
         Sampling {
-            temperature: self.temperature.unwrap_or(usual.temperature),
+            temperature: self.temperature.unwrap_or(default.temperature),
             // In other servers' APIs -1 means all, as 0 does here.
-            top_k: self.top_k.map_or(usual.top_k, |k| k.max(0) as usize),
-            top_p: self.top_p.unwrap_or(usual.top_p),
-            min_p: self.min_p.unwrap_or(usual.min_p),
-            typical_p: self.typical_p.unwrap_or(usual.typical_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(usual.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(usual.frequency_penalty),
-            bias: if self.bias.is_empty() { usual.bias.clone() } else { self.bias.clone() },
+            top_k: self.top_k.map_or(default.top_k, |k| k.max(0) as usize),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
+            typical_p: self.typical_p.unwrap_or(default.typical_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(default.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(default.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(default.frequency_penalty),
+            bias: if self.bias.is_empty() { default.bias.clone() } else { self.bias.clone() },
             seed,
             logprobs: self.logprobs,
         }
@@ -174,7 +174,7 @@ pub(crate) fn unknown_token(path: String, id: u32, vocab: usize) -> ApiError {
 }
 
 /// Takes fields that identify the user. They are validated and ignored.
-fn not_used(fields: &mut Fields) -> Result<(), ApiError> {
+fn take_ignored(fields: &mut Fields) -> Result<(), ApiError> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         fields.short_text(name, 1024)?;
     }
@@ -220,38 +220,38 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     let stops = match fields.take("stop") {
         None => return Ok(Vec::new()),
         Some(Value::String(stop)) => vec![stop],
-        Some(Value::Array(stops)) if stops.len() <= MOST_STOPS => {
+        Some(Value::Array(stops)) if stops.len() <= MAX_STOPS => {
             let stops = stops.into_iter().enumerate().map(|(i, stop)| text(format!("stop[{i}]"), stop));
             stops.collect::<Result<_, _>>()?
         }
         Some(Value::Array(stops)) => {
-            let why = format!("stop should have at most {MOST_STOPS} texts, and has {}", stops.len());
+            let why = format!("stop should have at most {MAX_STOPS} texts, and has {}", stops.len());
             return Err(ApiError::field("stop", why));
         }
         Some(other) => return Err(wrong("stop".into(), "text or a list of texts", &other)),
     };
-    match stops.iter().find(|stop| stop.is_empty() || stop.len() > MOST_STOP_BYTES) {
+    match stops.iter().find(|stop| stop.is_empty() || stop.len() > MAX_STOP_BYTES) {
         None => Ok(stops),
         Some(stop) => {
-            let why = format!("a stop should have from 1 to {MOST_STOP_BYTES} bytes, and has {}", stop.len());
+            let why = format!("a stop should have from 1 to {MAX_STOP_BYTES} bytes, and has {}", stop.len());
             Err(ApiError::field("stop", why))
         }
     }
 }
 
 fn stop_tokens(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
-    let id = |path, value: Value| whole(path, &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
+    let id = |path, value: Value| integer(path, &value, 0..=i64::from(u32::MAX)).map(|id| id as u32);
     let ids = fields.list("stop_token_ids", id)?.unwrap_or_default();
-    if ids.len() > MOST_STOP_TOKENS {
+    if ids.len() > MAX_STOP_TOKENS {
         let why =
-            format!("stop_token_ids should have at most {MOST_STOP_TOKENS} tokens, and has {}", ids.len());
+            format!("stop_token_ids should have at most {MAX_STOP_TOKENS} tokens, and has {}", ids.len());
         return Err(ApiError::field("stop_token_ids", why));
     }
     Ok(ids)
 }
 
 fn salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    let salt = fields.short_text("cache_salt", MOST_SALT)?;
+    let salt = fields.short_text("cache_salt", MAX_SALT)?;
     // A unique salt never hits the prefix cache.
     let cached = fields.flag("cache_prompt")?.unwrap_or(true);
     let salt = if cached || salt.as_deref() == Some("") { salt } else { Some(crate::run::unique()) };
@@ -270,8 +270,8 @@ fn bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
         Some(Value::Object(members)) => members,
         Some(other) => return Err(wrong("logit_bias".into(), "an object", &other)),
     };
-    if members.len() > MOST_BIASES {
-        let why = format!("logit_bias should have at most {MOST_BIASES} tokens, and has {}", members.len());
+    if members.len() > MAX_BIASES {
+        let why = format!("logit_bias should have at most {MAX_BIASES} tokens, and has {}", members.len());
         return Err(ApiError::field("logit_bias", why));
     }
     let mut all = Vec::new();

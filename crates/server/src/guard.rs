@@ -18,7 +18,7 @@ use crate::origin::{self, ANY};
 
 /// Most refused hosts and origins that are logged, once each. Beyond that somebody invents them, and no setting is
 /// wrong.
-const MOST_HINTS: usize = 16;
+const MAX_HINTS: usize = 16;
 
 /// Access control.
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Guard {
     fn forbidden(&self, why: String, flag: &str, value: &str) -> ApiError {
         let why = format!("{why}; whoever runs it can allow that with {flag} {}", plain(value));
         let mut hints = self.hints.lock().unwrap_or_else(PoisonError::into_inner);
-        if hints.len() < MOST_HINTS && !hints.contains(&why) {
+        if hints.len() < MAX_HINTS && !hints.contains(&why) {
             tracing::warn!("{why}");
             hints.push(why.clone());
         }
@@ -195,16 +195,16 @@ const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-contro
 
 impl Reader {
     /// Answers a preflight request. An allowed origin may send any headers.
-    pub(crate) fn preflight(&self, asked: &HeaderMap) -> Response {
+    pub(crate) fn preflight(&self, request: &HeaderMap) -> Response {
         let headers = [
             (header::ACCESS_CONTROL_ALLOW_METHODS, endpoints::methods()),
             (header::ACCESS_CONTROL_MAX_AGE, "600".into()),
         ];
         let mut response = (StatusCode::NO_CONTENT, headers).into_response();
-        let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+        let wanted = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
         let usual = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
         response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(usual));
-        if asked.contains_key(PRIVATE_NETWORK) {
+        if request.contains_key(PRIVATE_NETWORK) {
             response.headers_mut().insert(ALLOW_PRIVATE_NETWORK, HeaderValue::from_static("true"));
         }
         response

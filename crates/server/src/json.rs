@@ -10,7 +10,7 @@ use crate::errors::{ApiError, quoted};
 
 /// Bytes that the values of one body may take, besides its strings. A value takes far more memory than its text: a list
 /// of 262,144 tokens fits.
-const MOST_MEMORY: usize = 32 << 20;
+const MAX_MEMORY: usize = 32 << 20;
 /// Bytes of a value in a list.
 const VALUE: usize = size_of::<Value>();
 /// Bytes of a member besides its value, and of an object besides its members.
@@ -19,21 +19,21 @@ const OBJECT: usize = 512;
 
 /// Upper bound of the bytes that parsing a body takes, besides the body: estimated from its punctuation before it is
 /// parsed.
-pub(crate) fn most_memory(body: &[u8]) -> usize {
+pub(crate) fn max_memory(body: &[u8]) -> usize {
     let (mut objects, mut marks) = (0, 0);
     for byte in body {
         objects += usize::from(*byte == b'{');
         marks += usize::from(matches!(byte, b',' | b':' | b'['));
     }
     let values = objects.saturating_mul(OBJECT + VALUE).saturating_add(marks.saturating_mul(2 * VALUE));
-    body.len() + values.min(MOST_MEMORY)
+    body.len() + values.min(MAX_MEMORY)
 }
 
 /// Parses an object. Checks nesting, size and duplicate keys, but not the meaning.
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     // Some editors and shells write a byte order mark.
     let body = body.strip_prefix("\u{feff}".as_bytes()).unwrap_or(body);
-    let mut limits = Limits { left: MOST_MEMORY, full: false, twice: None };
+    let mut limits = Limits { left: MAX_MEMORY, full: false, twice: None };
     let mut reader = serde_json::Deserializer::from_slice(body);
     let value = Strict(&mut limits).deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
     match value {
@@ -42,7 +42,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
         Err(_) if limits.full => {
             let why = format!(
                 "the body has too many values: they would take more than {} MiB of memory",
-                MOST_MEMORY >> 20
+                MAX_MEMORY >> 20
             );
             Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why).code("request_too_large"))
         }
@@ -158,10 +158,10 @@ mod tests {
     #[test]
     fn what_values_take_is_bounded_and_guessed_high() {
         for body in [r#"{"a":[1,2,{"b":"c"}],"d":{"e":null}}"#, r#"{}"#, r#"{"prompt":"a, b: c [d] {e}"}"#] {
-            let mut limits = Limits { left: MOST_MEMORY, full: false, twice: None };
+            let mut limits = Limits { left: MAX_MEMORY, full: false, twice: None };
             let mut reader = serde_json::Deserializer::from_slice(body.as_bytes());
             Strict(&mut limits).deserialize(&mut reader).unwrap();
-            assert!(MOST_MEMORY - limits.left <= most_memory(body.as_bytes()), "{body}");
+            assert!(MAX_MEMORY - limits.left <= max_memory(body.as_bytes()), "{body}");
         }
         let list =
             |value: &str, n: usize| format!("{{\"a\":[{value}{}]}}", format!(",{value}").repeat(n - 1));

@@ -9,6 +9,7 @@ mod base64;
 mod body;
 mod budget;
 mod connection;
+mod connection_table;
 mod endpoints;
 mod errors;
 mod exposition;
@@ -34,7 +35,6 @@ mod served;
 mod socket;
 mod state;
 mod stream;
-mod table;
 mod thinking;
 pub mod transcript;
 mod wire;
@@ -157,7 +157,7 @@ async fn serve_model<M: endpoints::Kind>(
             server.drain().await;
         }
     };
-    let table = server.table.clone();
+    let table = server.connection_table.clone();
     let open = connection::accept(&listener, routes::router(server), table, end).await;
     drop(listener);
     open.close().await;

@@ -1,9 +1,9 @@
 //! [`Limits`]: limits on what all clients together may use.
 
-use crate::table::Table;
+use crate::connection_table::ConnectionTable;
 
 /// File descriptors reserved for everything but connections: the model's files, the log, the runtime.
-const DESCRIPTORS_KEPT: usize = 64;
+const RESERVED_DESCRIPTORS: usize = 64;
 
 /// Limits on memory and connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +33,11 @@ impl Default for Limits {
 impl Limits {
     /// Connections that there are file descriptors for.
     pub fn most_connections(&self) -> usize {
-        let kept = |all: usize| all.saturating_sub(DESCRIPTORS_KEPT).max(all / 2);
+        let kept = |all: usize| all.saturating_sub(RESERVED_DESCRIPTORS).max(all / 2);
         self.descriptors.map_or(self.connections, |all| kept(all).min(self.connections)).max(1)
     }
 
-    pub(crate) fn table(&self) -> Table {
-        Table::new(self.most_connections(), self.connections_per_address)
+    pub(crate) fn connection_table(&self) -> ConnectionTable {
+        ConnectionTable::new(self.most_connections(), self.connections_per_address)
     }
 }

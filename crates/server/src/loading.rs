@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::connection::{Open, accept};
+use crate::connection::{OpenConnections, accept};
 use crate::errors::ApiError;
 use crate::limits::Limits;
 
@@ -18,17 +18,17 @@ use crate::limits::Limits;
 #[derive(Debug)]
 pub struct Loading {
     end: oneshot::Sender<()>,
-    task: JoinHandle<(TcpListener, Open)>,
+    task: JoinHandle<(TcpListener, OpenConnections)>,
 }
 
 impl Loading {
     /// Starts answering, on the runtime's threads.
     pub fn begin(runtime: &Handle, listener: TcpListener, limits: Limits) -> Loading {
         let (end, ended) = oneshot::channel();
-        let table = Arc::new(limits.table());
+        let table = Arc::new(limits.connection_table());
         let task = runtime.spawn(async move {
             let end = async { drop(ended.await) };
-            let open = accept(&listener, Router::new().fallback(not_yet), table, end).await;
+            let open = accept(&listener, Router::new().fallback(still_loading), table, end).await;
             (listener, open)
         });
         Loading { end, task }
@@ -43,7 +43,7 @@ impl Loading {
     }
 }
 
-async fn not_yet() -> Response {
+async fn still_loading() -> Response {
     let why = "the model is being loaded; try again in a moment";
     let mut response =
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why).code("model_loading").into_response();

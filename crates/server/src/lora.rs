@@ -5,36 +5,37 @@ use tallow_engine::handle::EngineHandle;
 use tallow_engine::lora::LoraRef;
 
 use crate::errors::ApiError;
-use crate::fields::{Fields, number, whole};
+use crate::fields::{Fields, integer, number};
 
 /// Most entries of a request's `lora`.
-const MOST_ENTRIES: usize = 256;
+const MAX_ENTRIES: usize = 256;
 
 /// A request's `lora` field, as in llama.cpp's server.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Wanted {
+pub(crate) struct LoraSelection {
     /// Index in the list of adapters.
     id: usize,
     scale: f32,
 }
 
-impl Wanted {
+impl LoraSelection {
     /// Takes the field. Entries whose scale is 0 are ignored.
-    pub(crate) fn take(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
+    pub(crate) fn take(fields: &mut Fields) -> Result<Option<LoraSelection>, ApiError> {
         let entry = |path: String, value: Value| {
             let mut entry = Fields::within(path.clone(), value)?;
             let missing =
                 |name: &str| ApiError::field(format!("{path}.{name}"), format!("{path}.{name} is missing"));
             let (id, scale) = (entry.take("id"), entry.take("scale"));
             entry.finish()?;
-            let id = whole(format!("{path}.id"), &id.ok_or_else(|| missing("id"))?, 0..=i64::from(u32::MAX))?;
+            let id =
+                integer(format!("{path}.id"), &id.ok_or_else(|| missing("id"))?, 0..=i64::from(u32::MAX))?;
             let scale = scale.ok_or_else(|| missing("scale"))?;
             let scale = number(format!("{path}.scale"), &scale, -1000.0..=1000.0)?;
-            Ok(Wanted { id: id as usize, scale })
+            Ok(LoraSelection { id: id as usize, scale })
         };
         let all = fields.list("lora", entry)?.unwrap_or_default();
-        if all.len() > MOST_ENTRIES {
-            return Err(ApiError::field("lora", format!("lora should have at most {MOST_ENTRIES} entries")));
+        if all.len() > MAX_ENTRIES {
+            return Err(ApiError::field("lora", format!("lora should have at most {MAX_ENTRIES} entries")));
         }
         let mut some = all.into_iter().filter(|wanted| wanted.scale != 0.0);
         let one = some.next();
@@ -50,10 +51,10 @@ impl Wanted {
 }
 
 /// The adapter that a request selects, by its `model` or by `lora`.
-pub(crate) fn chosen(
+pub(crate) fn select(
     handle: &EngineHandle,
     model: Option<&str>,
-    wanted: Option<Wanted>,
+    wanted: Option<LoraSelection>,
 ) -> Result<Option<LoraRef>, ApiError> {
     let (adapters, names) = (handle.loras(), &handle.info().names);
     let named = match model {
@@ -64,11 +65,11 @@ pub(crate) fn chosen(
         _ => None,
     };
     match (named, wanted) {
-        (worn, None) => Ok(worn),
+        (adapter, None) => Ok(adapter),
         (Some(_), Some(_)) => {
             Err(ApiError::field("lora", "model names an adapter already; give one of model and lora"))
         }
-        (None, Some(Wanted { id, scale })) => {
+        (None, Some(LoraSelection { id, scale })) => {
             let found = adapters.get(id).map(|a| LoraRef { id: a.lora.id, scale });
             let why = || format!("lora: there is no adapter {id}; {} are loaded", adapters.len());
             found.map(Some).ok_or_else(|| ApiError::field("lora", why()))

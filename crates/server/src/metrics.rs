@@ -74,9 +74,9 @@ type Refused = BTreeMap<(u16, &'static str), u64>;
 /// Metrics of the server itself; the rest is the engine's.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    first: Histogram,
-    next: Histogram,
-    whole: Histogram,
+    time_to_first_token: Histogram,
+    inter_token: Histogram,
+    end_to_end: Histogram,
     queue: Histogram,
     prefill: Histogram,
     decode: Histogram,
@@ -84,7 +84,7 @@ pub(crate) struct Metrics {
     per_token: Histogram,
     prompt_tokens: Histogram,
     new_tokens: Histogram,
-    most_new_tokens: Histogram,
+    longest_choice: Histogram,
     max_tokens: Histogram,
     choices: Histogram,
     /// Counts by [`REASONS`].
@@ -98,9 +98,16 @@ impl Metrics {
         let seconds = |name, what| Histogram::new(name, what, LONG);
         let tokens = |name, what| Histogram::new(name, what, TOKENS);
         Metrics {
-            first: seconds("vllm:time_to_first_token_seconds", "From the request to its first token."),
-            next: Histogram::new("vllm:inter_token_latency_seconds", "From one token to the next.", SHORT),
-            whole: seconds("vllm:e2e_request_latency_seconds", "From the request to its end."),
+            time_to_first_token: seconds(
+                "vllm:time_to_first_token_seconds",
+                "From the request to its first token.",
+            ),
+            inter_token: Histogram::new(
+                "vllm:inter_token_latency_seconds",
+                "From one token to the next.",
+                SHORT,
+            ),
+            end_to_end: seconds("vllm:e2e_request_latency_seconds", "From the request to its end."),
             queue: seconds(
                 "vllm:request_queue_time_seconds",
                 "From the request to the beginning of its prefill.",
@@ -121,7 +128,7 @@ impl Metrics {
             ),
             prompt_tokens: tokens("vllm:request_prompt_tokens", "Prompt tokens of a request."),
             new_tokens: tokens("vllm:request_generation_tokens", "Tokens generated for a choice."),
-            most_new_tokens: tokens(
+            longest_choice: tokens(
                 "vllm:request_max_num_generation_tokens",
                 "Tokens of a request's longest choice.",
             ),
@@ -134,11 +141,11 @@ impl Metrics {
     }
 
     pub(crate) fn first_token(&self, took: Duration) {
-        self.first.took(took);
+        self.time_to_first_token.took(took);
     }
 
     pub(crate) fn next_token(&self, took: Duration) {
-        self.next.took(took);
+        self.inter_token.took(took);
     }
 
     /// Records a request that the engine accepted, with `choices` of at most `max_tokens` each.
@@ -149,7 +156,7 @@ impl Metrics {
 
     /// Records a complete choice.
     pub(crate) fn done(&self, done: &Done, took: Duration) {
-        self.whole.took(took);
+        self.end_to_end.took(took);
         self.queue.took(done.timings.queue);
         self.prefill.took(done.timings.prefill);
         self.decode.took(done.timings.decode);
@@ -164,7 +171,7 @@ impl Metrics {
 
     /// Records that a request is complete; `longest`: tokens of its longest choice.
     pub(crate) fn all_done(&self, longest: usize) {
-        self.most_new_tokens.add(longest as f64);
+        self.longest_choice.add(longest as f64);
     }
 
     /// Records that a choice has ended, for any of [`REASONS`].
@@ -231,9 +238,9 @@ impl Metrics {
         );
         self.success(page);
         for histogram in [
-            &self.first,
-            &self.next,
-            &self.whole,
+            &self.time_to_first_token,
+            &self.inter_token,
+            &self.end_to_end,
             &self.queue,
             &self.prefill,
             &self.decode,
@@ -241,7 +248,7 @@ impl Metrics {
             &self.per_token,
             &self.prompt_tokens,
             &self.new_tokens,
-            &self.most_new_tokens,
+            &self.longest_choice,
             &self.max_tokens,
             &self.choices,
         ] {
@@ -264,7 +271,7 @@ impl Metrics {
             page.counter(name, what, count.load(Ordering::Relaxed));
         }
         self.success(page);
-        self.whole.write(page);
+        self.end_to_end.write(page);
     }
 
     /// Metrics of a speech-to-text model; `taken`: requests in flight or waiting.
@@ -283,7 +290,7 @@ impl Metrics {
             page.counter(name, what, count.load(Ordering::Relaxed));
         }
         self.success(page);
-        self.whole.write(page);
+        self.end_to_end.write(page);
     }
 
     /// Metrics of requests, for any model.
@@ -328,19 +335,19 @@ impl Metrics {
 
 /// Counts a request to an encoder or speech model when it ends; as aborted, unless its end was recorded.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct TrackedRequest {
     metrics: Arc<Metrics>,
     over: bool,
 }
 
-impl Counted {
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Counted {
-        Counted { metrics, over: false }
+impl TrackedRequest {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> TrackedRequest {
+        TrackedRequest { metrics, over: false }
     }
 
     pub(crate) fn done(&mut self, took: Duration) {
         self.over = true;
-        self.metrics.whole.took(took);
+        self.metrics.end_to_end.took(took);
         self.metrics.ended("stop");
     }
 
@@ -355,7 +362,7 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for TrackedRequest {
     fn drop(&mut self) {
         if !self.over {
             self.metrics.ended("abort");
@@ -380,9 +387,9 @@ fn adapters(page: &mut Page, handle: &EngineHandle) {
     let (running, waiting) = (names(&used.running), names(&used.waiting));
     // Each of a step's sequences may have a different one.
     let room = handle.info().adapter_room > 0 || !listed.is_empty();
-    let most = if room { handle.info().slots } else { 0 }.to_string();
+    let max = if room { handle.info().slots } else { 0 }.to_string();
     let labels: Labels<'_> =
-        &[("max_lora", &most), ("running_lora_adapters", &running), ("waiting_lora_adapters", &waiting)];
+        &[("max_lora", &max), ("running_lora_adapters", &running), ("waiting_lora_adapters", &waiting)];
     page.gauges(
         "vllm:lora_requests_info",
         "LoRA adapters of running and waiting requests.",

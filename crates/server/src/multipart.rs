@@ -3,9 +3,9 @@
 use crate::errors::{ApiError, quoted};
 
 /// Most parts of a body.
-const MOST_PARTS: usize = 64;
+const MAX_PARTS: usize = 64;
 /// Longest headers of a part in bytes.
-const MOST_HEADERS: usize = 4096;
+const MAX_HEADERS: usize = 4096;
 
 /// One part of a form. Borrows from the body.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,11 +120,11 @@ impl<'a> MultipartForm<'a> {
         let mark = format!("\r\n--{boundary}");
         let mut parts = Vec::new();
         while !is_last {
-            if parts.len() == MOST_PARTS {
-                return Err(broken(&format!("it has more than {MOST_PARTS} parts")));
+            if parts.len() == MAX_PARTS {
+                return Err(broken(&format!("it has more than {MAX_PARTS} parts")));
             }
             let rest = &body[at..];
-            let head = find(&rest[..rest.len().min(MOST_HEADERS)], b"\r\n\r\n");
+            let head = find(&rest[..rest.len().min(MAX_HEADERS)], b"\r\n\r\n");
             let head = head.ok_or_else(|| broken("a part's headers do not end"))?;
             let name = name(&rest[..head]).ok_or_else(|| broken("a part has no name"))?;
             // The boundary of an empty part may use the line break that ends its headers.

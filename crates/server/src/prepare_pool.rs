@@ -10,7 +10,7 @@ use tallow_engine::scheduler::ClientId;
 use tokio::sync::oneshot;
 
 /// Most permits for large bodies: each takes far more memory than its body.
-const MOST_LARGE: usize = 4;
+const MAX_LARGE: usize = 4;
 
 /// A fair semaphore.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl PreparePool {
     /// A pool of `processors` permits, at least two, so that one is left while the other has a large body.
     pub(crate) fn new(processors: usize) -> PreparePool {
         let all = processors.max(2);
-        let free_for_large = (all / 2).clamp(1, MOST_LARGE);
+        let free_for_large = (all / 2).clamp(1, MAX_LARGE);
         PreparePool(Mutex::new(State { free: all, free_for_large, turns: VecDeque::new() }))
     }
 
@@ -63,7 +63,7 @@ impl PreparePool {
             Some(turn) => turn.waiting.push_back(give),
             None => state.turns.push_back(Waiting { flow: (client, large), waiting: VecDeque::from([give]) }),
         }
-        self.hand_out(&mut state);
+        self.grant(&mut state);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -71,7 +71,7 @@ impl PreparePool {
     }
 
     /// Gives free permits to those whose turn it is.
-    fn hand_out(self: &Arc<PreparePool>, state: &mut State) {
+    fn grant(self: &Arc<PreparePool>, state: &mut State) {
         while state.free > 0 {
             let may = |turn: &Waiting| !turn.flow.1 || state.free_for_large > 0;
             let Some(at) = state.turns.iter().position(may) else { return };
@@ -86,7 +86,7 @@ impl PreparePool {
                         state.free_for_large -= usize::from(large);
                     }
                     // It was not counted as taken, and so its drop must not release it.
-                    Err(mut desk) => desk.pool = None,
+                    Err(mut permit) => permit.pool = None,
                 }
             }
             if !turn.waiting.is_empty() {
@@ -98,11 +98,11 @@ impl PreparePool {
 
 impl Drop for PreparePermit {
     fn drop(&mut self) {
-        let Some(desks) = self.pool.take() else { return };
-        let mut state = desks.state();
+        let Some(pool) = self.pool.take() else { return };
+        let mut state = pool.state();
         state.free += 1;
         state.free_for_large += usize::from(self.large);
-        desks.hand_out(&mut state);
+        pool.grant(&mut state);
     }
 }
 
@@ -123,9 +123,9 @@ mod tests {
 
     #[test]
     fn clients_take_turns_however_many_requests_one_has() {
-        let desks = Arc::new(PreparePool::new(2));
+        let pool = Arc::new(PreparePool::new(2));
         let (greedy, other) = (ClientId(1), ClientId(2));
-        let enter = |client| Box::pin(desks.acquire(client, false));
+        let enter = |client| Box::pin(pool.acquire(client, false));
         let held: Vec<PreparePermit> = (0..2).map(|_| poll(enter(greedy).as_mut()).unwrap()).collect();
         let mut queue: Vec<_> = (0..100).map(|_| enter(greedy)).collect();
         assert!(queue.iter_mut().all(|one| poll(one.as_mut()).is_none()));
@@ -144,14 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn large_bodies_leave_a_desk_to_small_ones() {
-        let desks = Arc::new(PreparePool::new(1));
+    fn large_bodies_leave_a_permit_to_small_ones() {
+        let pool = Arc::new(PreparePool::new(1));
         let client = ClientId(1);
-        let first = poll(pin!(desks.acquire(client, true))).unwrap();
-        let mut large = Box::pin(desks.acquire(client, true));
+        let first = poll(pin!(pool.acquire(client, true))).unwrap();
+        let mut large = Box::pin(pool.acquire(client, true));
         assert!(poll(large.as_mut()).is_none());
         for _ in 0..10 {
-            assert!(poll(pin!(desks.acquire(client, false))).is_some());
+            assert!(poll(pin!(pool.acquire(client, false))).is_some());
         }
         drop(first);
         assert!(poll(large.as_mut()).is_some());

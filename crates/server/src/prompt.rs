@@ -9,11 +9,11 @@ use tallow_text::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, W
 
 use crate::errors::{ApiError, quoted};
 use crate::fields::{Fields, text, wrong};
-use crate::thinking::{Reasoned, Thinking, ThinkingPiece, is_harmless};
+use crate::thinking::{Reasoned, ReasoningOutput, Thinking, is_harmless};
 
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 /// Most messages in one chat.
-const MOST_MESSAGES: usize = 16_384;
+const MAX_MESSAGES: usize = 16_384;
 
 /// Messages of a chat request and how to render them.
 #[derive(Clone, Debug)]
@@ -33,8 +33,8 @@ impl Messages {
     pub(crate) fn take(fields: &mut Fields) -> Result<Messages, ApiError> {
         let messages = fields.list("messages", message)?;
         let messages = messages.ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
-        if messages.is_empty() || messages.len() > MOST_MESSAGES {
-            let why = format!("messages should have from 1 to {MOST_MESSAGES}, and has {}", messages.len());
+        if messages.is_empty() || messages.len() > MAX_MESSAGES {
+            let why = format!("messages should have from 1 to {MAX_MESSAGES}, and has {}", messages.len());
             return Err(ApiError::field("messages", why));
         }
         let open = fields.flag("continue_final_message")?.unwrap_or(false);
@@ -55,7 +55,7 @@ impl Messages {
         Ok(Messages { messages: Value::Array(messages), ending, values, thinking: Thinking::take(fields)? })
     }
 
-    /// The chat's tokens; a chat of far more than `most` is refused. Message contents never become special tokens; only
+    /// The chat's tokens; a chat of far more than `limit` is refused. Message contents never become special tokens; only
     /// the template writes those.
     ///
     /// A model without a template was not trained to chat. Its prompt is the contents of the messages, one per line, as
@@ -65,10 +65,11 @@ impl Messages {
         templates: Option<&ChatTemplates>,
         template_values: bool,
         tokenizer: &Tokenizer,
-        most: usize,
+        limit: usize,
     ) -> Result<Vec<u32>, ApiError> {
-        let strange = self.values.iter().find(|(name, value)| !template_values && !is_harmless(name, value));
-        if let Some((name, _)) = strange {
+        let forbidden =
+            self.values.iter().find(|(name, value)| !template_values && !is_harmless(name, value));
+        if let Some((name, _)) = forbidden {
             let why = format!(
                 "this server does not take {} in chat_template_kwargs; whoever runs it can allow it with \
                  --allow-template-kwargs",
@@ -81,18 +82,18 @@ impl Messages {
         let Some(template) = template else {
             let messages = self.messages.as_array().into_iter().flatten();
             let contents: Vec<&str> = messages.filter_map(|m| m.get("content")?.as_str()).collect();
-            let tokens = tokenizer.encode_up_to(&contents.join("\n"), Special::PROMPT, most);
+            let tokens = tokenizer.encode_up_to(&contents.join("\n"), Special::PROMPT, limit);
             let tokens = tokens.map_err(|e| not_tokenized("messages", &e))?;
-            return tokens.ok_or_else(|| ApiError::far_too_long("messages", most));
+            return tokens.ok_or_else(|| ApiError::far_too_long("messages", limit));
         };
-        if self.messages.as_array().into_iter().flatten().any(|m| exceeds(m, tokenizer, most)) {
-            return Err(ApiError::far_too_long("messages", most));
+        if self.messages.as_array().into_iter().flatten().any(|m| exceeds(m, tokenizer, limit)) {
+            return Err(ApiError::far_too_long("messages", limit));
         }
         let now = Now::local(unix_time() as i64);
         let chat = Chat { ending: self.ending, values: &values, ..Chat::new(&self.messages, now) };
-        let tokens = template.prompt_up_to(&chat, tokenizer, most);
+        let tokens = template.prompt_up_to(&chat, tokenizer, limit);
         let tokens = tokens.map_err(|e| ApiError::field("messages", e.to_string()))?;
-        tokens.ok_or_else(|| ApiError::far_too_long("messages", most))
+        tokens.ok_or_else(|| ApiError::far_too_long("messages", limit))
     }
 
     /// How to split reasoning from the answer to these prompt tokens, where the model marks it.
@@ -102,7 +103,7 @@ impl Messages {
         tokens: &[u32],
         tokenizer: &Tokenizer,
     ) -> Option<Reasoned> {
-        if self.thinking.told == ThinkingPiece::AsItIs {
+        if self.thinking.output == ReasoningOutput::Inline {
             return None;
         }
         let reasoning = Reasoning::of(templates?.choose(false)?)?;
@@ -116,30 +117,30 @@ impl Messages {
                 reasoning.splitter(&tokenizer.decode(ending, Shown::All))
             }
         };
-        let (marks, is_told) =
-            (reasoning.special_tokens(tokenizer), self.thinking.told == ThinkingPiece::Apart);
-        Some(Reasoned { splitter, marks, is_told })
+        let (marks, is_sent) =
+            (reasoning.special_tokens(tokenizer), self.thinking.output == ReasoningOutput::Separate);
+        Some(Reasoned { splitter, marks, is_sent })
     }
 }
 
-/// Whether a message alone has far more than `most` tokens. Then the chat need not be rendered, which takes several
+/// Whether a message alone has far more than `limit` tokens. Then the chat need not be rendered, which takes several
 /// times its memory. Assistant messages are exempt: templates drop their reasoning, so they may fit all the same.
-fn exceeds(message: &Value, tokenizer: &Tokenizer, most: usize) -> bool {
+fn exceeds(message: &Value, tokenizer: &Tokenizer, limit: usize) -> bool {
     let of = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default();
-    of("role") != "assistant" && tokenizer.exceeds(of("content").trim(), Special::BARE, most)
+    of("role") != "assistant" && tokenizer.exceeds(of("content").trim(), Special::BARE, limit)
 }
 
-/// A text's tokens; a text of far more than `most` is refused. Special tokens written in the text are parsed: whoever
+/// A text's tokens; a text of far more than `limit` is refused. Special tokens written in the text are parsed: whoever
 /// writes a whole prompt writes its special tokens too.
 pub(crate) fn tokens_of_text(
     param: &str,
     text: &str,
     around: Around,
-    (tokenizer, most): (&Tokenizer, usize),
+    (tokenizer, limit): (&Tokenizer, usize),
 ) -> Result<Vec<u32>, ApiError> {
-    let tokens = tokenizer.encode_up_to(text, Special { around, written: Written::Parsed }, most);
+    let tokens = tokenizer.encode_up_to(text, Special { around, written: Written::Parsed }, limit);
     let tokens = tokens.map_err(|e| not_tokenized(param, &e))?;
-    let tokens = tokens.ok_or_else(|| ApiError::far_too_long(param, most))?;
+    let tokens = tokens.ok_or_else(|| ApiError::far_too_long(param, limit))?;
     Ok(if around == Around::Added { tokenizer.begun(tokens) } else { tokens })
 }
 

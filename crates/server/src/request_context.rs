@@ -14,7 +14,7 @@ use tallow_engine::handle::Unread;
 use tallow_engine::scheduler::ClientId;
 
 use crate::budget::{Budget, Claim, Stage};
-use crate::table::ConnectionSlot;
+use crate::connection_table::ConnectionSlot;
 
 /// Answers are handed to the connection in pieces of at most this many bytes, so that unsent bytes stay accounted. A
 /// stream's frames are shorter, so its events stay whole.
@@ -29,7 +29,7 @@ tokio::task_local! {
 pub(crate) struct RequestContext {
     pub(crate) client: ClientId,
     pub(crate) claim: Claim,
-    pub(crate) seat: Arc<ConnectionSlot>,
+    pub(crate) connection: Arc<ConnectionSlot>,
 }
 
 /// Headers that carry API keys.
@@ -37,29 +37,29 @@ const KEYS: [HeaderName; 3] =
     [header::AUTHORIZATION, HeaderName::from_static("x-api-key"), HeaderName::from_static("api-key")];
 
 /// Client id for fairness: from the API key where keys are configured, else from the address.
-fn client(seat: &ConnectionSlot, headers: &HeaderMap, has_keys: bool) -> ClientId {
+fn client(connection: &ConnectionSlot, headers: &HeaderMap, has_keys: bool) -> ClientId {
     let mut hasher = DefaultHasher::new();
     // The key is not checked yet: a wrong one gets no further than the comparison.
     match KEYS.iter().find_map(|name| headers.get(name)).filter(|_| has_keys) {
         Some(key) => key.as_bytes().hash(&mut hasher),
-        None => seat.address().hash(&mut hasher),
+        None => connection.address().hash(&mut hasher),
     }
     ClientId(hasher.finish())
 }
 
 impl Unread for RequestContext {
     fn told(&self, bytes: usize) -> bool {
-        self.claim.told(bytes)
+        self.claim.add_unread(bytes)
     }
 }
 
 impl RequestContext {
     /// Context of a new request. With `has_keys`, clients are told apart by their API key.
     pub(crate) fn new(budget: &Arc<Budget>, request: &Request, has_keys: bool) -> Arc<RequestContext> {
-        let seat = request.extensions().get::<Arc<ConnectionSlot>>().cloned();
-        let seat = seat.unwrap_or_else(|| Arc::new(ConnectionSlot::detached()));
-        let client = client(&seat, request.headers(), has_keys);
-        Arc::new(RequestContext { client, claim: budget.claim(seat.clone()), seat })
+        let connection = request.extensions().get::<Arc<ConnectionSlot>>().cloned();
+        let connection = connection.unwrap_or_else(|| Arc::new(ConnectionSlot::detached()));
+        let client = client(&connection, request.headers(), has_keys);
+        Arc::new(RequestContext { client, claim: budget.claim(connection.clone()), connection })
     }
 
     /// Context of the request that this task handles.
@@ -81,14 +81,14 @@ impl RequestContext {
     pub(crate) fn hold(self: Arc<RequestContext>, response: Response) -> Response {
         let kind = response.headers().get(header::CONTENT_TYPE);
         if kind.is_some_and(|kind| kind == "text/event-stream") {
-            self.seat.streaming();
+            self.connection.streaming();
         }
         response.map(|body| {
             if let Some(bytes) = body.size_hint().exact() {
                 self.claim.settle(bytes as usize);
                 self.claim.stage(Stage::Leaving);
             }
-            Body::new(CountedBody { body, left: Bytes::new(), visit: self })
+            Body::new(CountedBody { body, left: Bytes::new(), ctx: self })
         })
     }
 }
@@ -98,7 +98,7 @@ struct CountedBody {
     body: Body,
     /// Rest of the body's last frame.
     left: Bytes,
-    visit: Arc<RequestContext>,
+    ctx: Arc<RequestContext>,
 }
 
 impl hyper::body::Body for CountedBody {
@@ -120,7 +120,7 @@ impl hyper::body::Body for CountedBody {
             }
         }
         let piece = this.left.split_to(this.left.len().min(PIECE));
-        this.visit.claim.moved(piece.len());
+        this.ctx.claim.transferred(piece.len());
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
@@ -141,6 +141,6 @@ impl hyper::body::Body for CountedBody {
 
 impl Drop for CountedBody {
     fn drop(&mut self) {
-        self.visit.seat.idle();
+        self.ctx.connection.idle();
     }
 }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 
 use crate::access::Entry;
-use crate::connection::contained;
+use crate::connection::catch_panic;
 use crate::endpoints::{self, ENDPOINTS, Endpoint, Kind};
 use crate::errors::{ApiError, quoted};
 use crate::foreign;
@@ -56,7 +56,7 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
     {
         request.headers_mut().insert(header::HOST, host);
     }
-    let visit = server.request_context(&request);
+    let ctx = server.request_context(&request);
     let id = request_id(request.headers());
     let entry = Entry::new(&server.metrics, &request, &id);
     let (mut response, reader) = match server.guard.origin(request.headers()) {
@@ -64,7 +64,7 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
         Ok(Some(reader)) if is_preflight(request.method(), request.headers()) => {
             (reader.preflight(request.headers()), Some(reader))
         }
-        Ok(reader) => (entry.scope(visit.scope(admitted(&server, request, next))).await, reader),
+        Ok(reader) => (entry.scope(ctx.scope(authorized(&server, request, next))).await, reader),
     };
     let headers = response.headers_mut();
     if let Some(reader) = reader {
@@ -75,18 +75,18 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    entry.answered(visit.hold(response))
+    entry.answered(ctx.hold(response))
 }
 
 /// Middleware of requests whose host and origin are allowed: API key check, panic containment.
-async fn admitted(server: &AnyServer, mut request: Request, next: Next) -> Response {
+async fn authorized(server: &AnyServer, mut request: Request, next: Next) -> Response {
     let open = endpoints::is_open(request.uri().path(), &server.settings);
     match server.guard.key(request.headers()) {
         Ok(caller) => drop(request.extensions_mut().insert(caller)),
         Err(_) if open => {}
         Err(error) => return error.into_response(),
     }
-    contained(next.run(request)).await.unwrap_or_else(|| {
+    catch_panic(next.run(request)).await.unwrap_or_else(|| {
         let why = "an internal error; please report it";
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why).into_response()
     })
@@ -130,7 +130,22 @@ mod tests {
     #[test]
     fn models_refuse_what_other_kinds_are_for() {
         let text = [refused::<Served>(), refused::<ServedEncoder>(), refused::<ServedSpeech>()];
-        insta::assert_snapshot!(text.map(|all| all.join("\n")).join("\n\n"), @"");
+        insta::assert_snapshot!(text.map(|all| all.join("\n")).join("\n\n"), @r#"
+        /classify: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
+        /v1/audio/{*what}: the model of this server does not transcribe audio; serve a speech model for that
+        /v1/embeddings: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
+        /v1/rerank: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
+
+        /v1/audio/{*what}: the model of this server does not transcribe audio; serve a speech model for that
+        /v1/chat/completions: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
+        /v1/completions: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
+
+        /classify: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/chat/completions: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/completions: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/embeddings: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/rerank: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
+        "#);
     }
 
     #[test]

@@ -12,13 +12,13 @@ use tallow_engine::scheduler::ClientId;
 use tallow_text::tokenizer::Shown;
 
 use crate::access::Notes;
-use crate::answers::{Answers, Echo, Followed, Part};
+use crate::answers::{AnswerPart, Answers, Echo, FollowedChoice};
 use crate::errors::{ApiError, json};
 use crate::generation::{Generation, unknown_token};
 use crate::request_context::RequestContext;
 use crate::state::Server;
-use crate::stream::{SILENCE, stream};
-use crate::wire::{Envelope, Form, Whole, finish_reason};
+use crate::stream::{KEEP_ALIVE, stream};
+use crate::wire::{CompleteChoice, Envelope, ResponseShape, finish_reason};
 
 /// Bytes of one token with its log-probability, up to and including its JSON: measured.
 const TOKEN: usize = 512;
@@ -39,7 +39,7 @@ pub(crate) struct Prompt {
 /// Generation requests that were checked against the model.
 #[derive(Debug)]
 pub(crate) struct Job {
-    form: Form,
+    shape: ResponseShape,
     generation: Generation,
     requests: Vec<(Request, Option<Echo>)>,
 }
@@ -48,15 +48,15 @@ impl Job {
     /// Checks prompts against the model's limits. `max_new` is clamped to what the context leaves.
     pub(crate) fn new(
         generation: Generation,
-        form: Form,
+        shape: ResponseShape,
         prompts: Vec<Prompt>,
         max_new: usize,
         (adapter, info): (Option<LoraRef>, &Info),
     ) -> Result<Job, ApiError> {
-        let param = if form == Form::Chat { "messages" } else { "prompt" };
-        let (choices, places) = (prompts.len() * generation.n, info.slots + info.queue);
-        if choices > places {
-            let why = format!("{choices} answers were asked for, and this server has room for {places}");
+        let param = if shape == ResponseShape::Chat { "messages" } else { "prompt" };
+        let (choices, capacity) = (prompts.len() * generation.n, info.slots + info.queue);
+        if choices > capacity {
+            let why = format!("{choices} answers were asked for, and this server has room for {capacity}");
             return Err(ApiError::field(if prompts.len() > 1 { param } else { "n" }, why));
         }
         let wants_tokens = generation.logprobs.is_some();
@@ -81,47 +81,48 @@ impl Job {
             let same = generation.requests(&ids, max_new, score_prompt, adapter, info);
             requests.extend(same.map(|request| (request, echo.clone())));
         }
-        Ok(Job { form, generation, requests })
+        Ok(Job { shape, generation, requests })
     }
 }
 
 /// Submits a job and answers it. Dropping the future aborts it.
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
-    let (begun, Job { form, generation, mut requests }) = (Instant::now(), job);
+    let (begun, Job { shape, generation, mut requests }) = (Instant::now(), job);
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
     let (handle, notes) = (&server.model.handle, Notes::current());
-    let (max_new, worn) = requests.first().map_or((0, None), |(r, _)| (r.max_new, r.adapter));
-    let id = format!("{}{}", form.prefix(), notes.answer_id());
+    let (max_new, adapter) = requests.first().map_or((0, None), |(r, _)| (r.max_new, r.adapter));
+    let id = format!("{}{}", shape.prefix(), notes.answer_id());
     let adapters = handle.loras();
     notes.note(|noted| {
         noted.completion = Some(id.clone());
         noted.model = handle.info().names.first().cloned();
-        noted.adapter = worn.and_then(|w| Some(adapters.iter().find(|a| a.lora.id == w.id)?.name.clone()));
+        noted.adapter =
+            adapter.and_then(|lora| Some(adapters.iter().find(|a| a.lora.id == lora.id)?.name.clone()));
     });
-    let visit = RequestContext::current();
-    let room = AnswerMemory::of(&requests);
-    if let Some(visit) = &visit {
-        visit.claim.settle(room.bytes());
-        room.for_logprobs(&generation, &mut requests, server, visit).await?;
+    let ctx = RequestContext::current();
+    let memory = AnswerMemory::of(&requests);
+    if let Some(ctx) = &ctx {
+        ctx.claim.settle(memory.bytes());
+        memory.for_logprobs(&generation, &mut requests, server, ctx).await?;
     }
     let mut followed = Vec::new();
-    let client = visit.as_ref().map_or_else(ClientId::default, |visit| visit.client);
+    let client = ctx.as_ref().map_or_else(ClientId::default, |ctx| ctx.client);
     for (index, (request, echo)) in requests.into_iter().enumerate() {
         let request = Request { client, ..request };
         let tokenizer = &server.model.handle.info().tokenizer;
-        let places = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
+        let offsets = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
         // If one is refused, those submitted before it are dropped here, which aborts them.
-        let unread = visit.clone().map(|visit| visit as Arc<dyn Unread>);
+        let unread = ctx.clone().map(|ctx| ctx as Arc<dyn Unread>);
         let events = handle.submit_counted(request, unread);
         let events = events.map_err(|failure| ApiError::engine(failure, handle.is_alive()))?;
         let reasoned = generation.reasoned.clone();
-        followed.push(Followed { events, echo, places, reasoned, first: index % generation.n == 0 });
+        followed.push(FollowedChoice { events, echo, offsets, reasoned, first: index % generation.n == 0 });
     }
     server.metrics.taken(choices, max_new);
     let mut answers = Answers::new(server, followed, wants_tokens, begun);
     let names = &handle.info().names;
     let envelope = Envelope {
-        form,
+        shape,
         id,
         created: crate::prompt::unix_time(),
         model: generation.model.or_else(|| names.first().cloned()).unwrap_or_default(),
@@ -130,23 +131,23 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     };
     if generation.stream {
         // What fails at once can still have an HTTP status of its own.
-        answers.wait(SILENCE).await?;
+        answers.wait(KEEP_ALIVE).await?;
         return Ok(stream(answers, envelope, choices));
     }
-    let mut wholes: Vec<Whole> = (0..choices).map(|_| Whole::default()).collect();
-    let mut counted =
-        Counted { visit: visit.filter(|_| !wants_tokens), base: room.bytes(), text: 0, known: 0 };
-    while let Some(told) = answers.next().await {
-        let told = told?;
-        let whole = &mut wholes[told.index];
-        let Part { reasoning, text, tokens } = told.part.unwrap_or_default();
-        whole.part.reasoning += &reasoning;
-        whole.part.text += &text;
-        counted.add(reasoning.len() + text.len());
-        whole.part.tokens.extend(tokens);
-        whole.finish = told.end.as_ref().map_or(whole.finish, finish_reason);
+    let mut choices: Vec<CompleteChoice> = (0..choices).map(|_| CompleteChoice::default()).collect();
+    let mut text_claim =
+        TextClaim { ctx: ctx.filter(|_| !wants_tokens), base: memory.bytes(), text: 0, claimed: 0 };
+    while let Some(update) = answers.next().await {
+        let update = update?;
+        let choice = &mut choices[update.index];
+        let AnswerPart { reasoning, text, tokens } = update.part.unwrap_or_default();
+        choice.part.reasoning += &reasoning;
+        choice.part.text += &text;
+        text_claim.add(reasoning.len() + text.len());
+        choice.part.tokens.extend(tokens);
+        choice.finish = update.end.as_ref().map_or(choice.finish, finish_reason);
     }
-    Ok(json(StatusCode::OK, envelope.whole(&wholes, answers.totals())))
+    Ok(json(StatusCode::OK, envelope.complete(&choices, answers.totals())))
 }
 
 /// Memory of a job's requests.
@@ -173,24 +174,24 @@ impl AnswerMemory {
         generation: &Generation,
         requests: &mut [(Request, Option<Echo>)],
         server: &Server,
-        visit: &RequestContext,
+        ctx: &RequestContext,
     ) -> Result<(), ApiError> {
         let Some(top) = generation.logprobs.filter(|_| !generation.stream) else { return Ok(()) };
-        let each = TOKEN + (top + 1) * LIKELY_TOKEN;
-        let most = (server.budget.most() / SHARE / each).saturating_sub(self.scored(requests));
+        let bytes_per_token = TOKEN + (top + 1) * LIKELY_TOKEN;
+        let room = (server.budget.capacity() / SHARE / bytes_per_token).saturating_sub(self.scored(requests));
         let wanted: usize = requests.iter().map(|(request, _)| request.max_new).sum();
-        if wanted > most {
-            let one = most / requests.len().max(1);
+        if wanted > room {
+            let one = room / requests.len().max(1);
             if generation.max_tokens.is_some() || one == 0 {
                 let why = format!(
                     "an answer of {wanted} tokens, each with the log-probabilities of {top} more, takes too much memory as a \
-                     whole; there is room for {most}: ask for fewer tokens, n or top_logprobs, or for a stream"
+                     whole; there is room for {room}: ask for fewer tokens, n or top_logprobs, or for a stream"
                 );
                 return Err(ApiError::field("max_tokens", why).code("request_too_large"));
             }
             requests.iter_mut().for_each(|(request, _)| request.max_new = request.max_new.min(one));
         }
-        visit.claim.grow((wanted.min(most) + self.scored(requests)) * each).await
+        ctx.claim.grow((wanted.min(room) + self.scored(requests)) * bytes_per_token).await
     }
 
     /// Prompt tokens that are echoed with log-probabilities.
@@ -204,20 +205,20 @@ impl AnswerMemory {
 }
 
 /// Accounts the text of an answer that is collected.
-struct Counted {
-    visit: Option<Arc<RequestContext>>,
+struct TextClaim {
+    ctx: Option<Arc<RequestContext>>,
     base: usize,
     text: usize,
-    known: usize,
+    claimed: usize,
 }
 
-impl Counted {
+impl TextClaim {
     fn add(&mut self, bytes: usize) {
         self.text += bytes;
-        if let Some(visit) = self.visit.as_ref().filter(|_| self.text >= self.known + STEP) {
-            self.known = self.text;
+        if let Some(ctx) = self.ctx.as_ref().filter(|_| self.text >= self.claimed + STEP) {
+            self.claimed = self.text;
             // A growing `String` takes up to twice its length, and so does its JSON.
-            visit.claim.settle(self.base + 4 * self.text);
+            ctx.claim.settle(self.base + 4 * self.text);
         }
     }
 }

@@ -40,14 +40,14 @@ pub struct ServedSpeech {
     pub(crate) names: Vec<String>,
     /// Most requests in flight or waiting, and a permit for each.
     pub(crate) queue: usize,
-    pub(crate) seats: Arc<Semaphore>,
+    pub(crate) permits: Arc<Semaphore>,
 }
 
 impl ServedSpeech {
     /// A model with these names, for up to `queue` concurrent requests.
     pub fn new(transcriber: Transcriber, names: Vec<String>, queue: usize) -> ServedSpeech {
         let queue = queue.min(Semaphore::MAX_PERMITS);
-        ServedSpeech { transcriber, names, queue, seats: Arc::new(Semaphore::new(queue)) }
+        ServedSpeech { transcriber, names, queue, permits: Arc::new(Semaphore::new(queue)) }
     }
 }
 
@@ -61,7 +61,7 @@ impl Model for ServedSpeech {
     }
 
     fn ready(&self) -> Result<(), Failure> {
-        match self.seats.is_closed() {
+        match self.permits.is_closed() {
             true => Err(Failure::ShuttingDown),
             false => self.transcriber.handle.ready(),
         }
@@ -73,11 +73,11 @@ impl Model for ServedSpeech {
 
     fn drain(&self, _within: Duration) {
         // Requests in flight need the engine for their next windows. New ones get no permit.
-        self.seats.close();
+        self.permits.close();
     }
 
     fn metrics(&self, page: &mut Page, of_server: &Metrics) {
-        let taken = self.queue.saturating_sub(self.seats.available_permits());
+        let taken = self.queue.saturating_sub(self.permits.available_permits());
         of_server.of_speech(page, &self.transcriber.handle, taken);
     }
 }

@@ -15,16 +15,16 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::connection_table::{ConnectionSlot, Probe};
 use crate::errors::ApiError;
 use crate::run::unique;
-use crate::table::{ConnectionSlot, Probe};
 
 /// How long a client may read nothing of what it is sent.
-pub(crate) const TAKES_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often to check whether a half-closed client is gone altogether.
-const LOOK: Duration = Duration::from_millis(40);
+const POLL_INTERVAL: Duration = Duration::from_millis(40);
 /// HTTP/2 connection preface.
-const SECOND_VERSION: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Probes that change nothing before an answer (interim response) and within a stream (SSE comment chunk). A client
 /// that is gone answers them with a reset.
 const BEFORE_ANSWER: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -33,40 +33,40 @@ const WITHIN_STREAM: &[u8] = b"3\r\n:\n\n\r\n";
 /// A connection to a client.
 pub(crate) struct Socket {
     io: TokioIo<TcpStream>,
-    seat: Arc<ConnectionSlot>,
+    connection: Arc<ConnectionSlot>,
     /// Times out when nothing could be sent.
-    stuck: Option<Pin<Box<Sleep>>>,
+    write_timeout: Option<Pin<Box<Sleep>>>,
     /// Whether the client has closed its sending side.
     ended: bool,
     /// When to check again whether it is gone.
-    look: Option<Pin<Box<Sleep>>>,
+    next_poll: Option<Pin<Box<Sleep>>>,
     /// Whether a probe was sent.
-    asked: bool,
+    probed: bool,
     /// Whether everything written so far was flushed.
-    clean: bool,
-    /// Bytes of [`SECOND_VERSION`] matched at the start of the stream; `None` once that is decided.
+    flushed: bool,
+    /// Bytes of [`HTTP2_PREFACE`] matched at the start of the stream; `None` once that is decided.
     preface: Option<usize>,
     /// An error response of ours in place of hyper's bare one, until it is sent.
-    own: Option<Own>,
+    replacement: Option<ErrorResponse>,
 }
 
-struct Own {
+struct ErrorResponse {
     bytes: Vec<u8>,
     sent: usize,
 }
 
 impl Socket {
-    pub(crate) fn new(stream: TcpStream, seat: Arc<ConnectionSlot>) -> Socket {
+    pub(crate) fn new(stream: TcpStream, connection: Arc<ConnectionSlot>) -> Socket {
         Socket {
             io: TokioIo::new(stream),
-            seat,
-            stuck: None,
+            connection,
+            write_timeout: None,
             ended: false,
-            look: None,
-            asked: false,
-            clean: true,
+            next_poll: None,
+            probed: false,
+            flushed: true,
             preface: Some(0),
-            own: None,
+            replacement: None,
         }
     }
 
@@ -78,13 +78,13 @@ impl Socket {
     /// hold its answer forever.
     fn watch<R>(&mut self, cx: &mut Context<'_>, sent: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
         if sent.is_ready() {
-            self.stuck = None;
-            self.seat.moved();
+            self.write_timeout = None;
+            self.connection.transferred();
             return sent;
         }
-        self.seat.blocked();
-        let stuck = self.stuck.get_or_insert_with(|| Box::pin(sleep(TAKES_WITHIN)));
-        ready!(stuck.as_mut().poll(cx));
+        self.connection.blocked();
+        let write_timeout = self.write_timeout.get_or_insert_with(|| Box::pin(sleep(WRITE_TIMEOUT)));
+        ready!(write_timeout.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing of its answer")))
     }
 
@@ -92,64 +92,64 @@ impl Socket {
     /// While its answer is being made a probe finds out which; otherwise the connection ends.
     fn half_closed(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            if self.seat.is_idle() {
+            if self.connection.is_idle() {
                 return Poll::Ready(Ok(()));
             }
             if let Ok(Some(error)) = self.stream().take_error() {
                 return Poll::Ready(Err(error));
             }
-            if self.seat.is_working() && !self.asked && self.clean {
-                self.asked = true;
-                let question = match self.seat.probe() {
+            if self.connection.is_working() && !self.probed && self.flushed {
+                self.probed = true;
+                let probe = match self.connection.probe() {
                     Probe::None => &[][..],
                     Probe::BeforeAnswer => BEFORE_ANSWER,
                     Probe::WithinStream => WITHIN_STREAM,
                 };
                 // If it cannot be sent now, sending the answer will tell.
-                let _ = self.stream().try_write(question);
+                let _ = self.stream().try_write(probe);
             }
-            let look = self.look.get_or_insert_with(|| Box::pin(sleep(LOOK)));
-            ready!(look.as_mut().poll(cx));
-            look.as_mut().reset(Instant::now() + LOOK);
+            let next_poll = self.next_poll.get_or_insert_with(|| Box::pin(sleep(POLL_INTERVAL)));
+            ready!(next_poll.as_mut().poll(cx));
+            next_poll.as_mut().reset(Instant::now() + POLL_INTERVAL);
             // A reader of a complete body has noticed that by now.
-            if self.seat.is_arriving() {
+            if self.connection.is_arriving() {
                 return Poll::Ready(Ok(()));
             }
         }
     }
 
     /// Matches the first bytes read against the HTTP/2 preface. Returns whether all of it has arrived.
-    fn is_second_version(&mut self, read: &[u8]) -> bool {
+    fn is_http2_preface(&mut self, read: &[u8]) -> bool {
         let Some(known) = self.preface else { return false };
-        let expected = &SECOND_VERSION[known..];
+        let expected = &HTTP2_PREFACE[known..];
         let n = expected.len().min(read.len());
         let same = expected[..n] == read[..n];
-        self.preface = same.then_some(known + n).filter(|n| *n < SECOND_VERSION.len());
-        same && known + n == SECOND_VERSION.len()
+        self.preface = same.then_some(known + n).filter(|n| *n < HTTP2_PREFACE.len());
+        same && known + n == HTTP2_PREFACE.len()
     }
 
     /// The response to send in place of one that hyper made by itself because it could not parse the request: that one
     /// has a status and nothing more.
-    fn instead(&self, bytes: &[u8]) -> Option<Own> {
-        let bare = self.clean && self.seat.is_answered() && bytes.ends_with(b"\r\n\r\n");
+    fn replacement_for(&self, bytes: &[u8]) -> Option<ErrorResponse> {
+        let bare = self.flushed && self.connection.is_answered() && bytes.ends_with(b"\r\n\r\n");
         let head = std::str::from_utf8(bytes).ok().filter(|_| bare)?;
         let status = head.strip_prefix("HTTP/1.1 ").filter(|_| head.contains("\r\ncontent-length: 0\r\n"))?;
         let status = StatusCode::from_bytes(status.get(..3)?.as_bytes()).ok()?;
-        status.is_client_error().then(|| Own { bytes: unread(status), sent: 0 })
+        status.is_client_error().then(|| ErrorResponse { bytes: unread(status), sent: 0 })
     }
 
     /// Sends the rest of our own response.
-    fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(own) = &mut self.own {
-            let sent = Pin::new(&mut self.io).poll_write(cx, &own.bytes[own.sent..]);
+    fn poll_replacement(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(replacement) = &mut self.replacement {
+            let sent = Pin::new(&mut self.io).poll_write(cx, &replacement.bytes[replacement.sent..]);
             match sent {
-                Poll::Ready(Ok(n)) if n > 0 => own.sent += n,
+                Poll::Ready(Ok(n)) if n > 0 => replacement.sent += n,
                 Poll::Ready(Ok(_)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Poll::Ready(Err(e)) => return Poll::Ready(Err(e)),
                 Poll::Pending => return self.watch(cx, Poll::Pending),
             }
-            if own.sent == own.bytes.len() {
-                self.own = None;
+            if replacement.sent == replacement.bytes.len() {
+                self.replacement = None;
             }
         }
         Poll::Ready(Ok(()))
@@ -157,9 +157,9 @@ impl Socket {
 
     /// Records that an answer is being sent, unless it is only `100 Continue`.
     fn sending(&mut self, bytes: &[u8]) {
-        self.clean = false;
+        self.flushed = false;
         if !bytes.starts_with(b"HTTP/1.1 100 ") {
-            self.seat.answering();
+            self.connection.answering();
         }
     }
 }
@@ -169,8 +169,8 @@ fn unread(status: StatusCode) -> Vec<u8> {
     let why = match status {
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => format!(
             "the request's path and headers are too large: at most {} headers and {} bytes are read",
-            crate::connection::MOST_HEADERS,
-            crate::connection::MOST_HEADER_BYTES
+            crate::connection::MAX_HEADERS,
+            crate::connection::MAX_HEADER_BYTES
         ),
         StatusCode::HTTP_VERSION_NOT_SUPPORTED => {
             "this server speaks HTTP/1.1 and not HTTP/2; put a proxy in front that translates".to_owned()
@@ -223,8 +223,8 @@ impl Read for Socket {
             this.ended = true;
             return this.half_closed(cx);
         }
-        this.seat.moved();
-        if this.is_second_version(read) {
+        this.connection.transferred();
+        if this.is_http2_preface(read) {
             let _ = this.stream().try_write(&unread(StatusCode::HTTP_VERSION_NOT_SUPPORTED));
             let why = "the client speaks HTTP/2";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, why)));
@@ -237,11 +237,11 @@ impl Read for Socket {
 impl Write for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        ready!(this.poll_own(cx))?;
-        if let Some(own) = this.instead(buf) {
-            this.own = Some(own);
+        ready!(this.poll_replacement(cx))?;
+        if let Some(replacement) = this.replacement_for(buf) {
+            this.replacement = Some(replacement);
             // Anything left is sent before all later writes.
-            let _ = this.poll_own(cx)?;
+            let _ = this.poll_replacement(cx)?;
             return Poll::Ready(Ok(buf.len()));
         }
         this.sending(buf);
@@ -251,14 +251,14 @@ impl Write for Socket {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        ready!(this.poll_own(cx))?;
-        this.clean = true;
+        ready!(this.poll_replacement(cx))?;
+        this.flushed = true;
         Pin::new(&mut this.io).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        ready!(this.poll_own(cx))?;
+        ready!(this.poll_replacement(cx))?;
         Pin::new(&mut this.io).poll_shutdown(cx)
     }
 
@@ -274,7 +274,7 @@ impl Write for Socket {
         let this = &mut *self;
         let mut some = bufs.iter().filter(|buf| !buf.is_empty());
         let first = some.next().map_or(&[][..], |buf| buf);
-        if this.own.is_some() || some.next().is_none() {
+        if this.replacement.is_some() || some.next().is_none() {
             return Pin::new(this).poll_write(cx, first);
         }
         this.sending(first);

@@ -8,17 +8,17 @@ use tallow_engine::handle::Failure;
 use tokio::sync::watch;
 
 use crate::budget::Budget;
+use crate::connection_table::{ConnectionTable, Occupancy};
 use crate::errors::ApiError;
 use crate::exposition::Page;
 use crate::guard::Guard;
 use crate::metrics::Metrics;
 use crate::prepare_pool::PreparePool;
 use crate::request_context::RequestContext;
-use crate::table::{Filled, Table};
 use crate::{Served, Settings};
 
 /// How long streams have to report that they were cut off, once the drain time is over.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// A served model of any kind.
 pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
@@ -57,7 +57,7 @@ pub(crate) struct Server<M: ?Sized = Served> {
     /// Permits for preparing prompts, which takes a whole core.
     pub(crate) prepare_pool: Arc<PreparePool>,
     /// All connections.
-    pub(crate) table: Arc<Table>,
+    pub(crate) connection_table: Arc<ConnectionTable>,
     /// Number of requests being answered.
     open: watch::Sender<usize>,
     /// Whether the drain time is over.
@@ -70,13 +70,13 @@ pub(crate) type AnyServer = Server<dyn Model>;
 
 impl<M: Model> Server<M> {
     pub(crate) fn new(model: M, settings: Settings, guard: Guard) -> Server<M> {
-        let desks = std::thread::available_parallelism().map_or(1, usize::from);
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Server {
             metrics: Arc::new(Metrics::new()),
             since: crate::prompt::unix_time(),
             budget: Arc::new(Budget::new(settings.limits.memory)),
-            prepare_pool: Arc::new(PreparePool::new(desks)),
-            table: Arc::new(settings.limits.table()),
+            prepare_pool: Arc::new(PreparePool::new(processors)),
+            connection_table: Arc::new(settings.limits.connection_table()),
             open: watch::Sender::new(0),
             over: watch::Sender::new(false),
             settings,
@@ -98,10 +98,10 @@ impl<M: Model + ?Sized> Server<M> {
             0 => None,
             n => Some(format!("the KV cache's pages were found out of order; please report it; times: {n}")),
         };
-        let Filled { connections, most, .. } = self.table.filled();
-        let full = connections >= most;
+        let Occupancy { connections, capacity, .. } = self.connection_table.occupancy();
+        let full = connections >= capacity;
         let full =
-            full.then(|| format!("all {most} connections are in use: idle ones are closed for new ones"));
+            full.then(|| format!("all {capacity} connections are in use: idle ones are closed for new ones"));
         self.settings.log.problem().into_iter().chain(pages).chain(full).collect()
     }
 
@@ -118,7 +118,7 @@ impl<M: Model + ?Sized> Server<M> {
         if tokio::time::timeout(self.settings.drain, open.wait_for(|n| *n == 0)).await.is_err() {
             self.over.send_replace(true);
             // Clients that do not read even that much are cut off.
-            let _ = tokio::time::timeout(LAST_WORDS, open.wait_for(|n| *n == 0)).await;
+            let _ = tokio::time::timeout(ABORT_GRACE, open.wait_for(|n| *n == 0)).await;
         }
     }
 
@@ -135,16 +135,16 @@ impl<M: Model + ?Sized> Server<M> {
 
 /// A request being answered; counts it in [`Server`] while it lives.
 #[derive(Debug)]
-pub(crate) struct Open<M = Served>(pub(crate) Arc<Server<M>>);
+pub(crate) struct ActiveRequest<M = Served>(pub(crate) Arc<Server<M>>);
 
-impl<M> Open<M> {
-    pub(crate) fn new(server: &Arc<Server<M>>) -> Open<M> {
+impl<M> ActiveRequest<M> {
+    pub(crate) fn new(server: &Arc<Server<M>>) -> ActiveRequest<M> {
         server.open.send_modify(|n| *n += 1);
-        Open(server.clone())
+        ActiveRequest(server.clone())
     }
 }
 
-impl<M> Drop for Open<M> {
+impl<M> Drop for ActiveRequest<M> {
     fn drop(&mut self) {
         self.0.open.send_modify(|n| *n -= 1);
     }

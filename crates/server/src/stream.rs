@@ -19,7 +19,7 @@ use crate::errors::ApiError;
 use crate::wire::Envelope;
 
 /// After this much silence a comment is sent as keep-alive, so that no proxy takes the connection for dead.
-pub(crate) const SILENCE: Duration = Duration::from_secs(15);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Target size of one body frame.
 const PIECE: usize = 16 << 10;
 
@@ -27,52 +27,57 @@ const PIECE: usize = 16 << 10;
 struct Events {
     answers: Answers,
     envelope: Envelope,
-    ready: String,
-    silence: Pin<Box<Sleep>>,
+    buffer: String,
+    keep_alive: Pin<Box<Sleep>>,
     ended: bool,
 }
 
 /// Streams an answer.
 pub(crate) fn stream(answers: Answers, envelope: Envelope, choices: usize) -> Response {
-    let mut events =
-        Events { answers, envelope, ready: String::new(), silence: Box::pin(sleep(SILENCE)), ended: false };
+    let mut events = Events {
+        answers,
+        envelope,
+        buffer: String::new(),
+        keep_alive: Box::pin(sleep(KEEP_ALIVE)),
+        ended: false,
+    };
     for index in 0..choices {
         let begin = events.envelope.begin(index);
-        events.say(begin);
+        events.push_data(begin);
     }
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
     (StatusCode::OK, headers, [("x-accel-buffering", "no")], Body::new(events)).into_response()
 }
 
 impl Events {
-    fn say(&mut self, data: impl IntoIterator<Item = String>) {
+    fn push_data(&mut self, data: impl IntoIterator<Item = String>) {
         for data in data {
-            self.ready += "data: ";
-            self.ready += &data;
-            self.ready += "\n\n";
+            self.buffer += "data: ";
+            self.buffer += &data;
+            self.buffer += "\n\n";
         }
     }
 
-    fn tell(&mut self, told: Option<Result<ChoiceEvent, ApiError>>) {
-        match told {
+    fn write(&mut self, update: Option<Result<ChoiceEvent, ApiError>>) {
+        match update {
             Some(Ok(ChoiceEvent { index, part, end, progress })) => {
                 let progress = progress.map(|progress| self.envelope.progress(index, &progress));
-                self.say(progress);
+                self.push_data(progress);
                 let part = part.map(|part| self.envelope.part(index, &part));
-                self.say(part);
+                self.push_data(part);
                 let last = self.answers.ended() && !self.envelope.include_usage;
                 let totals = last.then(|| self.answers.totals());
                 let end = end.map(|end| self.envelope.end(index, &end, totals));
-                self.say(end);
+                self.push_data(end);
             }
             Some(Err(error)) => {
-                self.say([error.json()]);
+                self.push_data([error.json()]);
                 self.ended = true;
             }
             None => {
                 let usage = self.envelope.usage(self.answers.totals());
-                self.say(usage);
-                self.say(["[DONE]".to_owned()]);
+                self.push_data(usage);
+                self.push_data(["[DONE]".to_owned()]);
                 self.ended = true;
             }
         }
@@ -88,18 +93,18 @@ impl hyper::body::Body for Events {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
-        while !this.ended && this.ready.len() < PIECE {
+        while !this.ended && this.buffer.len() < PIECE {
             match this.answers.poll_next(cx) {
-                Poll::Ready(told) => this.tell(told),
+                Poll::Ready(update) => this.write(update),
                 Poll::Pending => break,
             }
         }
-        if this.ready.is_empty() && !this.ended && this.silence.as_mut().poll(cx).is_ready() {
-            this.ready += ": keep-alive\n\n";
+        if this.buffer.is_empty() && !this.ended && this.keep_alive.as_mut().poll(cx).is_ready() {
+            this.buffer += ": keep-alive\n\n";
         }
-        if !this.ready.is_empty() {
-            this.silence.as_mut().reset(Instant::now() + SILENCE);
-            let bytes = Bytes::from(std::mem::take(&mut this.ready));
+        if !this.buffer.is_empty() {
+            this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
+            let bytes = Bytes::from(std::mem::take(&mut this.buffer));
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         if this.ended { Poll::Ready(None) } else { Poll::Pending }

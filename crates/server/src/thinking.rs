@@ -11,26 +11,26 @@ use crate::fields::{Fields, wrong};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Thinking {
     /// How much to reason, and the field that says so.
-    wish: Option<(String, Wish)>,
-    pub(crate) told: ThinkingPiece,
+    level: Option<(String, Level)>,
+    pub(crate) output: ReasoningOutput,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Wish {
+enum Level {
     On,
     Effort(Effort),
 }
 
 /// What happens to reasoning in the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) enum ThinkingPiece {
+pub(crate) enum ReasoningOutput {
     /// Sent as `reasoning_content`.
     #[default]
-    Apart,
+    Separate,
     /// Left out.
-    Never,
+    Hidden,
     /// Kept in the text, with the model's marks.
-    AsItIs,
+    Inline,
 }
 
 /// How to split reasoning from an answer.
@@ -40,7 +40,7 @@ pub(crate) struct Reasoned {
     /// Special tokens that mark reasoning, which must be decoded to text.
     pub(crate) marks: Vec<u32>,
     /// Whether reasoning is sent.
-    pub(crate) is_told: bool,
+    pub(crate) is_sent: bool,
 }
 
 /// Members of `chat_template_kwargs` that are always allowed: they control reasoning and write nothing else.
@@ -62,14 +62,14 @@ impl Thinking {
     pub(crate) fn take(fields: &mut Fields) -> Result<Thinking, ApiError> {
         let mut thinking = Thinking::default();
         if let Some(name) = fields.text("reasoning_effort")? {
-            thinking.wish("reasoning_effort".into(), effort("reasoning_effort", &name)?)?;
+            thinking.set_level("reasoning_effort".into(), effort("reasoning_effort", &name)?)?;
         }
         for name in ["enable_thinking", "think"] {
             match fields.take(name) {
                 None => {}
-                Some(Value::Bool(on)) => thinking.wish(name.into(), switched(on))?,
+                Some(Value::Bool(on)) => thinking.set_level(name.into(), switched(on))?,
                 Some(Value::String(text)) if name == "think" => {
-                    thinking.wish(name.into(), effort(name, &text)?)?;
+                    thinking.set_level(name.into(), effort(name, &text)?)?;
                 }
                 Some(other) => return Err(wrong(name.into(), "true or false", &other)),
             }
@@ -92,7 +92,7 @@ impl Thinking {
                     return Err(ApiError::field("thinking.type", why));
                 }
             };
-            self.wish("thinking.type".into(), switched(on))?;
+            self.set_level("thinking.type".into(), switched(on))?;
             within.only("budget_tokens", |_| false, BUDGET)?;
             within.only("clear_thinking", |_| false, "give it as a member of chat_template_kwargs")?;
             within.finish()?;
@@ -100,13 +100,13 @@ impl Thinking {
         if let Some(value) = fields.take("reasoning") {
             let mut within = Fields::within("reasoning".into(), value)?;
             if let Some(name) = within.text("effort")? {
-                self.wish("reasoning.effort".into(), effort("reasoning.effort", &name)?)?;
+                self.set_level("reasoning.effort".into(), effort("reasoning.effort", &name)?)?;
             }
             if let Some(on) = within.flag("enabled")? {
-                self.wish("reasoning.enabled".into(), switched(on))?;
+                self.set_level("reasoning.enabled".into(), switched(on))?;
             }
             if within.flag("exclude")? == Some(true) {
-                self.told = ThinkingPiece::Never;
+                self.output = ReasoningOutput::Hidden;
             }
             within.only("max_tokens", |_| false, BUDGET)?;
             within.only("summary", |v| *v == "auto", "reasoning is given as it is; leave it out")?;
@@ -117,10 +117,10 @@ impl Thinking {
 
     fn format(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         if let Some(format) = fields.text("reasoning_format")? {
-            self.told = match format.as_str() {
-                "auto" | "deepseek" | "parsed" => ThinkingPiece::Apart,
-                "none" | "raw" => ThinkingPiece::AsItIs,
-                "hidden" => ThinkingPiece::Never,
+            self.output = match format.as_str() {
+                "auto" | "deepseek" | "parsed" => ReasoningOutput::Separate,
+                "none" | "raw" => ReasoningOutput::Inline,
+                "hidden" => ReasoningOutput::Hidden,
                 _ => {
                     let why = "reasoning_format should be auto, none or hidden";
                     return Err(ApiError::field(
@@ -131,28 +131,28 @@ impl Thinking {
             };
         }
         if fields.flag("include_reasoning")? == Some(false) {
-            self.told = ThinkingPiece::Never;
+            self.output = ReasoningOutput::Hidden;
         }
         if fields.flag("separate_reasoning")? == Some(false) {
-            self.told = ThinkingPiece::AsItIs;
+            self.output = ReasoningOutput::Inline;
         }
         fields.only("stream_reasoning", |v| *v == true, "a stream has reasoning as it comes")
     }
 
-    fn wish(&mut self, field: String, wish: Wish) -> Result<(), ApiError> {
-        let goes_with = |one: Wish, other: Wish| {
-            let off = |w| matches!(w, Wish::Effort(Effort::None));
-            one == other || (one == Wish::On && !off(other)) || (other == Wish::On && !off(one))
+    fn set_level(&mut self, field: String, level: Level) -> Result<(), ApiError> {
+        let agrees = |one: Level, other: Level| {
+            let off = |w| matches!(w, Level::Effort(Effort::None));
+            one == other || (one == Level::On && !off(other)) || (other == Level::On && !off(one))
         };
-        match &self.wish {
-            Some((other, said)) if !goes_with(*said, wish) => {
+        match &self.level {
+            Some((other, previous)) if !agrees(*previous, level) => {
                 let why = format!("{other} and {field} contradict each other; give one of them");
                 Err(ApiError::field(field, why))
             }
             // The more specific one is kept.
-            Some(_) if wish == Wish::On => Ok(()),
+            Some(_) if level == Level::On => Ok(()),
             _ => {
-                self.wish = Some((field, wish));
+                self.level = Some((field, level));
                 Ok(())
             }
         }
@@ -165,13 +165,13 @@ impl Thinking {
         given: &Map<String, Value>,
     ) -> Result<Map<String, Value>, ApiError> {
         let mut values = given.clone();
-        let Some((field, wish)) = &self.wish else { return Ok(values) };
+        let Some((field, level)) = &self.level else { return Ok(values) };
         let none = Controls { switch: None, effort: None, thinks: false };
         let controls = template.map_or(none, Controls::of);
-        let wanted = match wish {
-            Wish::Effort(effort) => controls.values(*effort),
-            Wish::On if controls.thinks => Ok(controls.switched(true).unwrap_or_default()),
-            Wish::On => controls.switched(true).ok_or(tallow_text::reasoning::Uncontrolled::NoThinking),
+        let wanted = match level {
+            Level::Effort(effort) => controls.values(*effort),
+            Level::On if controls.thinks => Ok(controls.switched(true).unwrap_or_default()),
+            Level::On => controls.switched(true).ok_or(tallow_text::reasoning::Uncontrolled::NoThinking),
         };
         let wanted = wanted.map_err(|why| {
             let why = format!("{field} cannot be honoured: {why}; leave it out");
@@ -192,12 +192,12 @@ impl Thinking {
 
 const BUDGET: &str = "reasoning has no limit of its own: set max_tokens, or reasoning_effort";
 
-fn switched(on: bool) -> Wish {
-    if on { Wish::On } else { Wish::Effort(Effort::None) }
+fn switched(on: bool) -> Level {
+    if on { Level::On } else { Level::Effort(Effort::None) }
 }
 
-fn effort(field: &str, name: &str) -> Result<Wish, ApiError> {
-    let effort = Effort::named(name).map(Wish::Effort);
+fn effort(field: &str, name: &str) -> Result<Level, ApiError> {
+    let effort = Effort::named(name).map(Level::Effort);
     effort.ok_or_else(|| {
         let all = Effort::ALL.map(Effort::name).join(", ");
         let why = format!("{field} should be one of {all}, and is {}", quoted(name));

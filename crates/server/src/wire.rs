@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tallow_engine::handle::Finish;
 
-use crate::answers::{Part, Progress, Token, Totals};
+use crate::answers::{AnswerPart, StreamProgress, Token, Totals};
 
 /// Log-probability that OpenAI's servers report for virtually impossible tokens; JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
@@ -13,7 +13,7 @@ const FINGERPRINT: &str = concat!("tallow-", env!("CARGO_PKG_VERSION"));
 
 /// Which endpoint's format is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ResponseShape {
     Chat,
     Completion,
 }
@@ -21,7 +21,7 @@ pub(crate) enum Form {
 /// Fields that all chunks of an answer share.
 #[derive(Debug)]
 pub(crate) struct Envelope {
-    pub(crate) form: Form,
+    pub(crate) shape: ResponseShape,
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,
@@ -32,8 +32,8 @@ pub(crate) struct Envelope {
 
 /// A complete choice.
 #[derive(Debug, Default)]
-pub(crate) struct Whole {
-    pub(crate) part: Part,
+pub(crate) struct CompleteChoice {
+    pub(crate) part: AnswerPart,
     pub(crate) finish: &'static str,
 }
 
@@ -123,18 +123,18 @@ struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
-    prompt_tokens_details: Cached,
+    prompt_tokens_details: PromptDetails,
     #[serde(skip_serializing_if = "Option::is_none")]
-    completion_tokens_details: Option<Thought>,
+    completion_tokens_details: Option<CompletionDetails>,
 }
 
 #[derive(Serialize)]
-struct Cached {
+struct PromptDetails {
     cached_tokens: usize,
 }
 
 #[derive(Serialize)]
-struct Thought {
+struct CompletionDetails {
     reasoning_tokens: usize,
 }
 
@@ -151,19 +151,19 @@ struct Timings {
     predicted_per_second: f64,
 }
 
-impl Form {
+impl ResponseShape {
     fn object(self, chunk: bool) -> &'static str {
         match (self, chunk) {
-            (Form::Chat, true) => "chat.completion.chunk",
-            (Form::Chat, false) => "chat.completion",
-            (Form::Completion, _) => "text_completion",
+            (ResponseShape::Chat, true) => "chat.completion.chunk",
+            (ResponseShape::Chat, false) => "chat.completion",
+            (ResponseShape::Completion, _) => "text_completion",
         }
     }
 
     pub(crate) fn prefix(self) -> &'static str {
         match self {
-            Form::Chat => "chatcmpl-",
-            Form::Completion => "cmpl-",
+            ResponseShape::Chat => "chatcmpl-",
+            ResponseShape::Completion => "cmpl-",
         }
     }
 }
@@ -178,9 +178,12 @@ pub(crate) fn finish_reason(end: &Finish) -> &'static str {
 
 impl Envelope {
     /// The whole answer, not streamed.
-    pub(crate) fn whole(&self, choices: &[Whole], totals: &Totals) -> String {
-        let choices =
-            choices.iter().enumerate().map(|(index, whole)| self.whole_choice(index, whole)).collect();
+    pub(crate) fn complete(&self, choices: &[CompleteChoice], totals: &Totals) -> String {
+        let choices = choices
+            .iter()
+            .enumerate()
+            .map(|(index, complete)| self.complete_choice(index, complete))
+            .collect();
         let body = Body {
             usage: Some(Some(totals.usage())),
             timings: Some(totals.timings()),
@@ -189,21 +192,21 @@ impl Envelope {
         text(&body)
     }
 
-    fn whole_choice<'a>(&self, index: usize, whole: &'a Whole) -> Choice<'a> {
-        let content = &*whole.part.text;
+    fn complete_choice<'a>(&self, index: usize, complete: &'a CompleteChoice) -> Choice<'a> {
+        let content = &*complete.part.text;
         let choice = Choice {
             index,
-            logprobs: self.wants_tokens.then(|| self.logprobs(&whole.part.tokens)),
-            finish_reason: Some(whole.finish),
+            logprobs: self.wants_tokens.then(|| self.logprobs(&complete.part.tokens)),
+            finish_reason: Some(complete.finish),
             ..Choice::default()
         };
-        match self.form {
-            Form::Chat => {
-                let reasoning_content = some(&whole.part.reasoning);
+        match self.shape {
+            ResponseShape::Chat => {
+                let reasoning_content = some(&complete.part.reasoning);
                 let message = Some(Message { role: "assistant", content, reasoning_content, refusal: None });
                 Choice { message, ..choice }
             }
-            Form::Completion => Choice { text: Some(content), ..choice },
+            ResponseShape::Completion => Choice { text: Some(content), ..choice },
         }
     }
 
@@ -211,32 +214,32 @@ impl Envelope {
     pub(crate) fn begin(&self, index: usize) -> Option<String> {
         let delta = Delta { role: Some("assistant"), reasoning_content: None, content: Some("") };
         let choice = Choice { index, delta: Some(delta), ..Choice::default() };
-        (self.form == Form::Chat).then(|| text(&self.body(vec![choice], true)))
+        (self.shape == ResponseShape::Chat).then(|| text(&self.body(vec![choice], true)))
     }
 
     /// Chunk with more of a choice.
-    pub(crate) fn part(&self, index: usize, part: &Part) -> String {
+    pub(crate) fn part(&self, index: usize, part: &AnswerPart) -> String {
         let logprobs = self.wants_tokens.then(|| self.logprobs(&part.tokens));
         let choice = Choice { index, logprobs, ..Choice::default() };
-        let choice = match self.form {
-            Form::Chat => {
+        let choice = match self.shape {
+            ResponseShape::Chat => {
                 let reasoning_content = some(&part.reasoning);
                 // A chunk of reasoning alone has no `content`.
                 let content = some(&part.text).or(reasoning_content.is_none().then_some(""));
                 Choice { delta: Some(Delta { role: None, reasoning_content, content }), ..choice }
             }
-            Form::Completion => Choice { text: Some(&part.text), ..choice },
+            ResponseShape::Completion => Choice { text: Some(&part.text), ..choice },
         };
         text(&self.body(vec![choice], true))
     }
 
     /// Chunk with prefill progress and nothing of the answer.
-    pub(crate) fn progress(&self, index: usize, progress: &Progress) -> String {
-        let Progress { computed: processed, cached: cache, total, took } = *progress;
+    pub(crate) fn progress(&self, index: usize, progress: &StreamProgress) -> String {
+        let StreamProgress { computed: processed, cached: cache, total, took } = *progress;
         let progress = PromptProgress { total, cache, processed, time_ms: took.as_millis() as u64 };
-        let choice = match self.form {
-            Form::Chat => Choice { index, delta: Some(Delta::default()), ..Choice::default() },
-            Form::Completion => Choice { index, text: Some(""), ..Choice::default() },
+        let choice = match self.shape {
+            ResponseShape::Chat => Choice { index, delta: Some(Delta::default()), ..Choice::default() },
+            ResponseShape::Completion => Choice { index, text: Some(""), ..Choice::default() },
         };
         text(&Body { prompt_progress: Some(progress), ..self.body(vec![choice], true) })
     }
@@ -244,9 +247,9 @@ impl Envelope {
     /// Chunk that ends a choice. `totals` is set for the last choice, which gets the timings.
     pub(crate) fn end(&self, index: usize, end: &Finish, totals: Option<&Totals>) -> String {
         let choice = Choice { index, finish_reason: Some(finish_reason(end)), ..Choice::default() };
-        let choice = match self.form {
-            Form::Chat => Choice { delta: Some(Delta::default()), ..choice },
-            Form::Completion => Choice { text: Some(""), ..choice },
+        let choice = match self.shape {
+            ResponseShape::Chat => Choice { delta: Some(Delta::default()), ..choice },
+            ResponseShape::Completion => Choice { text: Some(""), ..choice },
         };
         let timings = totals.map(Totals::timings);
         text(&Body { timings, ..self.body(vec![choice], true) })
@@ -261,7 +264,7 @@ impl Envelope {
     fn body<'a>(&'a self, choices: Vec<Choice<'a>>, chunk: bool) -> Body<'a> {
         Body {
             id: &self.id,
-            object: self.form.object(chunk),
+            object: self.shape.object(chunk),
             created: self.created,
             model: &self.model,
             system_fingerprint: FINGERPRINT,
@@ -273,9 +276,11 @@ impl Envelope {
     }
 
     fn logprobs(&self, tokens: &[Token]) -> Logprobs {
-        match self.form {
-            Form::Chat => Logprobs::Chat { content: tokens.iter().map(scored).collect(), refusal: None },
-            Form::Completion => Logprobs::Completion {
+        match self.shape {
+            ResponseShape::Chat => {
+                Logprobs::Chat { content: tokens.iter().map(scored).collect(), refusal: None }
+            }
+            ResponseShape::Completion => Logprobs::Completion {
                 tokens: tokens.iter().map(|t| lossy(&t.bytes)).collect(),
                 token_logprobs: tokens.iter().map(|t| t.logprob.map(finite)).collect(),
                 top_logprobs: tokens.iter().map(top).collect(),
@@ -291,8 +296,10 @@ impl Totals {
             prompt_tokens: self.prompt,
             completion_tokens: self.new,
             total_tokens: self.prompt + self.new,
-            prompt_tokens_details: Cached { cached_tokens: self.cached },
-            completion_tokens_details: self.reasoning.map(|reasoning_tokens| Thought { reasoning_tokens }),
+            prompt_tokens_details: PromptDetails { cached_tokens: self.cached },
+            completion_tokens_details: self
+                .reasoning
+                .map(|reasoning_tokens| CompletionDetails { reasoning_tokens }),
         }
     }
 

@@ -50,7 +50,32 @@ fn a_path_takes_its_methods() {
         }
         text += "\n";
     }
-    insta::assert_snapshot!(text, @"");
+    insta::assert_snapshot!(text, @r#"
+    / GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /v1/chat/completions GET 405 (POST) HEAD 405 (POST) POST 415 OPTIONS 405 (POST)
+    /v1/completions GET 405 (POST) HEAD 405 (POST) POST 415 OPTIONS 405 (POST)
+    /v1/embeddings GET 404 HEAD 404 POST 404 OPTIONS 404
+    /v1/rerank GET 404 HEAD 404 POST 404 OPTIONS 404
+    /classify GET 404 HEAD 404 POST 404 OPTIONS 404
+    /v1/audio/transcriptions GET 404 HEAD 404 POST 404 OPTIONS 404
+    /v1/audio/speech GET 404 HEAD 404 POST 404 OPTIONS 404
+    /v1/audio GET 404 HEAD 404 POST 404 OPTIONS 404
+    /tokenize GET 405 (POST) HEAD 405 (POST) POST 415 OPTIONS 405 (POST)
+    /detokenize GET 405 (POST) HEAD 405 (POST) POST 415 OPTIONS 405 (POST)
+    /v1/load_lora_adapter GET 405 (POST) HEAD 405 (POST) POST 415 OPTIONS 405 (POST)
+    /v1/unload_lora_adapter GET 405 (POST) HEAD 405 (POST) POST 415 OPTIONS 405 (POST)
+    /lora-adapters GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /v1/models GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /v1/models/tiny GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /v1/models/org/name GET 404 HEAD 404 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /health GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /ready GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /metrics GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /version GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /v1/chat/completions/ GET 404 HEAD 404 POST 404 OPTIONS 404
+    /nothing GET 404 HEAD 404 POST 404 OPTIONS 404
+    /v1 GET 404 HEAD 404 POST 404 OPTIONS 404
+    "#);
     // The metrics have the routes, and not the paths, which clients may invent.
     let metrics = ask("GET", "/metrics").get(&site).text();
     let label = |line: &str| Some(line.split_once("handler=\"")?.1.split_once('"')?.0.to_owned());
@@ -58,7 +83,27 @@ fn a_path_takes_its_methods() {
     handlers.dedup();
     handlers.sort();
     handlers.dedup();
-    insta::assert_snapshot!(handlers.join("\n"), @"");
+    insta::assert_snapshot!(handlers.join("\n"), @r#"
+    /
+    /classify
+    /detokenize
+    /health
+    /lora-adapters
+    /metrics
+    /ready
+    /tokenize
+    /v1/audio/{*what}
+    /v1/chat/completions
+    /v1/completions
+    /v1/embeddings
+    /v1/load_lora_adapter
+    /v1/models
+    /v1/models/{*id}
+    /v1/rerank
+    /v1/unload_lora_adapter
+    /version
+    none
+    "#);
 }
 
 #[test]
@@ -69,7 +114,13 @@ fn a_generative_model_says_what_it_does_instead() {
     {
         text += &format!("{path}: {}\n", ask("POST", path).get(&site).error().0);
     }
-    insta::assert_snapshot!(text, @"");
+    insta::assert_snapshot!(text, @r#"
+    /v1/embeddings: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
+    /v1/rerank: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
+    /classify: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
+    /v1/audio/transcriptions: the model of this server does not transcribe audio; serve a speech model for that
+    /v1/audio/speech: the model of this server does not transcribe audio; serve a speech model for that
+    "#);
 }
 
 #[test]
@@ -94,5 +145,13 @@ fn pages_may_use_the_methods_that_there_are() {
 
 #[test]
 fn the_page_lists_endpoints() {
-    insta::assert_snapshot!(ask("GET", "/").get(&site(&hello())).text(), @"");
+    insta::assert_snapshot!(ask("GET", "/").get(&site(&hello())).text(), @r#"
+    Tallow 0.1.0 is running.
+    Model: tiny
+    POST /v1/chat/completions: chats
+    POST /v1/completions: texts to be continued
+    GET /v1/models: the models that are served
+    GET /health: whether the server is well
+    GET /metrics: what it does, for Prometheus
+    "#);
 }

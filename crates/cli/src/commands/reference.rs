@@ -1,4 +1,4 @@
-//! The reference: every command, flag, setting and variable, generated from their declarations.
+//! The reference: every command, flag, setting, variable and endpoint, generated from their declarations.
 
 use std::fmt::Write;
 
@@ -27,6 +27,8 @@ pub(crate) fn reference() -> String {
     for variable in VARIABLES {
         let _ = writeln!(text, "| `{}` | {} |", variable.name, variable.does);
     }
+    text += "\n## Endpoints\n\nWhat `tallow serve` answers, and for which kinds of model.\n\n";
+    text += &tallow_server::endpoints_as_markdown();
     let mut cli = args::command();
     cli.build();
     text += "\n## Commands\n";

@@ -17,20 +17,20 @@ use crate::fields::Fields;
 use crate::state::Server;
 
 /// Longest name and path in bytes.
-const MOST_NAME: usize = 256;
-const MOST_PATH: usize = 4096;
+const MAX_NAME: usize = 256;
+const MAX_PATH: usize = 4096;
 
 /// An adapter in `/lora-adapters`, as in llama.cpp's server.
 #[derive(Serialize)]
-struct Shown {
+struct ListedAdapter {
     id: usize,
     name: String,
     scale: f32,
 }
 
 pub(crate) async fn list(State(server): State<Arc<Server>>) -> Result<Response, ApiError> {
-    let shown = |(id, LoadedLora { name, lora, .. })| Shown { id, name, scale: lora.scale };
-    let all: Vec<Shown> = server.model.handle.loras().into_iter().enumerate().map(shown).collect();
+    let shown = |(id, LoadedLora { name, lora, .. })| ListedAdapter { id, name, scale: lora.scale };
+    let all: Vec<ListedAdapter> = server.model.handle.loras().into_iter().enumerate().map(shown).collect();
     respond(&all)
 }
 
@@ -43,7 +43,7 @@ fn load_adapter(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
     let folder = allowed(server)?;
     let mut fields = Fields::body(&body)?;
     let (name, path) =
-        (needed(&mut fields, "lora_name", MOST_NAME)?, needed(&mut fields, "lora_path", MOST_PATH)?);
+        (needed(&mut fields, "lora_name", MAX_NAME)?, needed(&mut fields, "lora_path", MAX_PATH)?);
     fields.only_off("load_inplace", |value| *value == false)?;
     fields.finish()?;
     let path = beneath(folder, &path)?;
@@ -65,7 +65,7 @@ pub(crate) async fn unload(
 fn unload_adapter(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
     let folder = allowed(server)?;
     let mut fields = Fields::body(&body)?;
-    let name = needed(&mut fields, "lora_name", MOST_NAME)?;
+    let name = needed(&mut fields, "lora_name", MAX_NAME)?;
     // vLLM also numbers adapters; the name is enough.
     fields.take("lora_int_id");
     fields.finish()?;
@@ -86,8 +86,8 @@ fn allowed(server: &Server) -> Result<&Path, ApiError> {
     })
 }
 
-fn needed(fields: &mut Fields, name: &str, most: usize) -> Result<String, ApiError> {
-    let text = fields.short_text(name, most)?.filter(|text| !text.is_empty());
+fn needed(fields: &mut Fields, name: &str, max_bytes: usize) -> Result<String, ApiError> {
+    let text = fields.short_text(name, max_bytes)?.filter(|text| !text.is_empty());
     text.ok_or_else(|| ApiError::field(name, format!("{name} is missing")))
 }
 

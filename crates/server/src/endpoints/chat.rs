@@ -9,12 +9,12 @@ use serde_json::Value;
 use crate::body::read_json;
 use crate::errors::ApiError;
 use crate::fields::Fields;
-use crate::generation::{Generation, MOST_TOKENS};
+use crate::generation::{Generation, MAX_TOKENS};
 use crate::guard::Caller;
 use crate::prompt::{Messages, is_empty_list};
 use crate::run::{Job, Prompt, run};
 use crate::state::Server;
-use crate::wire::Form;
+use crate::wire::ResponseShape;
 
 /// Request for a chat completion.
 #[derive(Clone, Debug)]
@@ -33,15 +33,15 @@ pub fn parse_chat_request(body: &[u8]) -> Result<ChatRequest, ApiError> {
     let messages = Messages::take(&mut fields)?;
     generation.max_tokens = max_tokens(&mut fields)?;
     generation.logprobs = logprobs(&mut fields)?;
-    not_yet(&mut fields)?;
+    refuse_unsupported(&mut fields)?;
     fields.finish()?;
     Ok(ChatRequest { messages, generation })
 }
 
 /// `max_completion_tokens`, or the older `max_tokens`.
 fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let old = fields.whole("max_tokens", 1..=MOST_TOKENS)?;
-    let new = fields.whole("max_completion_tokens", 1..=MOST_TOKENS)?;
+    let old = fields.integer("max_tokens", 1..=MAX_TOKENS)?;
+    let new = fields.integer("max_completion_tokens", 1..=MAX_TOKENS)?;
     if let (Some(old), Some(new)) = (old, new)
         && old != new
     {
@@ -53,7 +53,7 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.flag("logprobs")?.unwrap_or(false);
-    let top = fields.whole("top_logprobs", 0..=20)?;
+    let top = fields.integer("top_logprobs", 0..=20)?;
     match (wanted, top) {
         (true, top) => Ok(Some(top.unwrap_or(0) as usize)),
         (false, None | Some(0)) => Ok(None),
@@ -62,7 +62,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 }
 
 /// Refuses features that are not implemented yet, unless they are switched off.
-fn not_yet(fields: &mut Fields) -> Result<(), ApiError> {
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     let never = |_: &Value| false;
     const TOOLS: &str = "calling tools is not supported yet; leave it out";
     const STORE: &str = "answers are not stored here; leave it out";
@@ -107,12 +107,12 @@ fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> 
     let ChatRequest { messages, mut generation } = parse_chat_request(&body)?;
     drop(body);
     let info = server.model.handle.info();
-    let adapter = generation.fit(&server.model.handle)?;
+    let adapter = generation.select_adapter(&server.model.handle)?;
     let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
     let ids = messages.tokens(templates, allowed, &info.tokenizer, info.context)?;
     let room = info.context.saturating_sub(ids.len());
-    let max_new = generation.length(server.model.max_tokens, room);
-    generation.keep_apart(caller);
+    let max_new = generation.max_new_tokens(server.model.max_tokens, room);
+    generation.separate_cache(caller);
     generation.reasoned = messages.reasoned(templates, &ids, &info.tokenizer);
-    Job::new(generation, Form::Chat, vec![Prompt { ids, echo: None }], max_new, (adapter, info))
+    Job::new(generation, ResponseShape::Chat, vec![Prompt { ids, echo: None }], max_new, (adapter, info))
 }

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Serialize;
 use tallow_models::encoder::{Classes, Item, Truncation};
 
-use super::embeddings::{Usage, answered, inputs, item, model};
+use super::embeddings::{Usage, encode, inputs, item, model};
 use crate::ServedEncoder;
 use crate::body::read_json;
 use crate::errors::{ApiError, respond};
@@ -16,7 +16,7 @@ use crate::fields::Fields;
 use crate::state::Server;
 
 /// A classification request.
-struct Asked {
+struct ClassifyRequest {
     inputs: Vec<Item>,
     /// Whether scores become probabilities (activation applied).
     activated: bool,
@@ -46,10 +46,10 @@ pub(crate) async fn classify(
     State(server): State<Arc<Server<ServedEncoder>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Asked { inputs, activated, classes, model } =
+    let ClassifyRequest { inputs, activated, classes, model } =
         read_json(&server, request).await?.process(&server, parse).await?;
     let usage = Usage::of(&inputs);
-    let scores = answered(&server, inputs).await?;
+    let scores = encode(&server, inputs).await?;
     let classified = |(index, scores): (usize, Vec<f32>)| {
         let probs = if activated { classes.probabilities(&scores) } else { scores };
         let label = classes.best(&probs).1.to_owned();
@@ -61,7 +61,7 @@ pub(crate) async fn classify(
 }
 
 /// Parses and tokenizes a body.
-fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
+fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<ClassifyRequest, ApiError> {
     let info = server.model.handle.info();
     let Some(classes) = info.classes.clone() else {
         let why =
@@ -78,5 +78,5 @@ fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiErro
     let input = fields.take("input");
     fields.finish()?;
     let inputs = inputs(input, |path, given| item(&info.inputs, path, given, cut))?;
-    Ok(Asked { inputs, activated, classes, model })
+    Ok(ClassifyRequest { inputs, activated, classes, model })
 }

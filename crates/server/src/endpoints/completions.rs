@@ -11,28 +11,28 @@ use tallow_text::tokenizer::{Around, Shown};
 use crate::body::read_json;
 use crate::errors::ApiError;
 use crate::fields::{Fields, text, token_ids, wrong};
-use crate::generation::{Generation, MOST_CHOICES, MOST_TOKENS};
+use crate::generation::{Generation, MAX_CHOICES, MAX_TOKENS};
 use crate::guard::Caller;
 use crate::prompt::tokens_of_text;
 use crate::run::{Job, Prompt, run};
 use crate::state::Server;
-use crate::wire::Form;
+use crate::wire::ResponseShape;
 
-const MOST_PROMPTS: usize = 64;
+const MAX_PROMPTS: usize = 64;
 /// Default `max_tokens` where neither the request nor the server sets one, as in the OpenAI API.
 const USUAL_TOKENS: usize = 16;
 
 /// Request for text completions.
 #[derive(Clone, Debug)]
 pub struct CompletionRequest {
-    prompts: Vec<Given>,
+    prompts: Vec<PromptInput>,
     echo: bool,
     generation: Generation,
 }
 
 /// A prompt as a request gives it.
 #[derive(Clone, Debug)]
-enum Given {
+enum PromptInput {
     Text(String),
     Tokens(Vec<u32>),
 }
@@ -45,9 +45,9 @@ pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiErr
     let mut generation = Generation::take(&mut fields)?;
     let prompts = prompts(&mut fields)?;
     let choices = prompts.len() * generation.n;
-    if choices > MOST_CHOICES {
+    if choices > MAX_CHOICES {
         let why = format!(
-            "{} prompts and n = {} are {choices} answers; at most {MOST_CHOICES} are given",
+            "{} prompts and n = {} are {choices} answers; at most {MAX_CHOICES} are given",
             prompts.len(),
             generation.n
         );
@@ -55,14 +55,14 @@ pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiErr
     }
     let echo = fields.flag("echo")?.unwrap_or(false);
     fields.rename("max_completion_tokens", "max_tokens")?;
-    generation.max_tokens = fields.whole("max_tokens", 0..=MOST_TOKENS)?.map(|n| n as usize);
+    generation.max_tokens = fields.integer("max_tokens", 0..=MAX_TOKENS)?.map(|n| n as usize);
     if generation.max_tokens == Some(0) && !echo {
         return Err(ApiError::field(
             "max_tokens",
             "max_tokens can be 0 only where echo is true; else nothing is left to do",
         ));
     }
-    generation.logprobs = fields.whole("logprobs", 0..=5)?.map(|n| n as usize);
+    generation.logprobs = fields.integer("logprobs", 0..=5)?.map(|n| n as usize);
     let tokens = "put the model's own tokens for filling in the middle into the prompt";
     fields.only("suffix", |v| *v == "", tokens)?;
     let n = generation.n;
@@ -83,35 +83,35 @@ pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiErr
     Ok(CompletionRequest { prompts, echo, generation })
 }
 
-fn prompts(fields: &mut Fields) -> Result<Vec<Given>, ApiError> {
+fn prompts(fields: &mut Fields) -> Result<Vec<PromptInput>, ApiError> {
     let values = match fields.take("prompt") {
         None => return Err(ApiError::field("prompt", "prompt is missing")),
-        Some(Value::String(text)) => return Ok(vec![Given::Text(text)]),
+        Some(Value::String(text)) => return Ok(vec![PromptInput::Text(text)]),
         Some(Value::Array(values)) => values,
         Some(other) => return Err(wrong("prompt".into(), "text, tokens, or a list of those", &other)),
     };
     if values.iter().all(Value::is_number) && !values.is_empty() {
-        return Ok(vec![Given::Tokens(token_ids("prompt", values)?)]);
+        return Ok(vec![PromptInput::Tokens(token_ids("prompt", values)?)]);
     }
-    if values.is_empty() || values.len() > MOST_PROMPTS {
-        let why = format!("prompt should have from 1 to {MOST_PROMPTS} prompts, and has {}", values.len());
+    if values.is_empty() || values.len() > MAX_PROMPTS {
+        let why = format!("prompt should have from 1 to {MAX_PROMPTS} prompts, and has {}", values.len());
         return Err(ApiError::field("prompt", why));
     }
     let each = |(i, value)| match value {
-        Value::Array(ids) => token_ids(&format!("prompt[{i}]"), ids).map(Given::Tokens),
-        value => text(format!("prompt[{i}]"), value).map(Given::Text),
+        Value::Array(ids) => token_ids(&format!("prompt[{i}]"), ids).map(PromptInput::Tokens),
+        value => text(format!("prompt[{i}]"), value).map(PromptInput::Text),
     };
     values.into_iter().enumerate().map(each).collect()
 }
 
-impl Given {
+impl PromptInput {
     fn prompt(self, echo: bool, info: &Info) -> Result<Prompt, ApiError> {
         Ok(match self {
-            Given::Text(text) => {
+            PromptInput::Text(text) => {
                 let ids = tokens_of_text("prompt", &text, Around::Added, (&info.tokenizer, info.context))?;
                 Prompt { ids, echo: echo.then_some(text) }
             }
-            Given::Tokens(ids) => {
+            PromptInput::Tokens(ids) => {
                 if ids.len() > info.context {
                     return Err(ApiError::too_long("prompt", ids.len(), info.context));
                 }
@@ -137,10 +137,10 @@ fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> 
     let CompletionRequest { prompts, echo, mut generation } = parse_completion_request(&body)?;
     drop(body);
     let info = server.model.handle.info();
-    let adapter = generation.fit(&server.model.handle)?;
+    let adapter = generation.select_adapter(&server.model.handle)?;
     let prompts = prompts.into_iter().map(|given| given.prompt(echo, info));
     let prompts = prompts.collect::<Result<_, _>>()?;
-    let max_new = generation.length(server.model.max_tokens, USUAL_TOKENS);
-    generation.keep_apart(caller);
-    Job::new(generation, Form::Completion, prompts, max_new, (adapter, info))
+    let max_new = generation.max_new_tokens(server.model.max_tokens, USUAL_TOKENS);
+    generation.separate_cache(caller);
+    Job::new(generation, ResponseShape::Completion, prompts, max_new, (adapter, info))
 }

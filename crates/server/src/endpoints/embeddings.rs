@@ -18,15 +18,15 @@ use crate::base64;
 use crate::body::read_json;
 use crate::errors::{ApiError, respond};
 use crate::fields::{Fields, text, token_ids, wrong};
-use crate::metrics::Counted;
+use crate::metrics::TrackedRequest;
 use crate::request_context::RequestContext;
-use crate::state::{Open, Server};
+use crate::state::{ActiveRequest, Server};
 
 /// Most inputs of a request.
-pub(crate) const MOST_TEXTS: usize = 2048;
+pub(crate) const MAX_TEXTS: usize = 2048;
 
 /// Most images of a request: each takes far more memory than a text.
-const MOST_IMAGES: usize = 64;
+const MAX_IMAGES: usize = 64;
 
 /// Bytes of one element of a vector, as `f32` and as JSON.
 const NUMBER: usize = 24;
@@ -41,7 +41,7 @@ enum Encoding {
 }
 
 /// An embedding request.
-struct Asked {
+struct EmbeddingRequest {
     inputs: Vec<Item>,
     encoding: Encoding,
     dimensions: Option<usize>,
@@ -88,17 +88,17 @@ pub(crate) async fn embeddings(
     State(server): State<Arc<Server<ServedEncoder>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = read_json(&server, request).await?.process(&server, parse).await?;
-    let usage = Usage::of(&asked.inputs);
-    if let Some(visit) = RequestContext::current() {
+    let parsed = read_json(&server, request).await?.process(&server, parse).await?;
+    let usage = Usage::of(&parsed.inputs);
+    if let Some(ctx) = RequestContext::current() {
         // Vectors and their JSON.
-        let numbers = asked.inputs.len() * server.model.handle.info().width;
-        visit.claim.grow(numbers * NUMBER).await?;
+        let numbers = parsed.inputs.len() * server.model.handle.info().width;
+        ctx.claim.grow(numbers * NUMBER).await?;
     }
-    let vectors = answered(&server, asked.inputs).await?;
+    let vectors = encode(&server, parsed.inputs).await?;
     let embedding = |(index, vector): (usize, Vec<f32>)| {
-        let vector = shortened(vector, asked.dimensions);
-        let embedding = match asked.encoding {
+        let vector = shortened(vector, parsed.dimensions);
+        let embedding = match parsed.encoding {
             Encoding::Float => Numbers::List(vector),
             Encoding::Base64 => {
                 let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -108,15 +108,15 @@ pub(crate) async fn embeddings(
         Embedding { object: "embedding", embedding, index }
     };
     let data = vectors.into_iter().enumerate().map(embedding).collect();
-    respond(&Embeddings { object: "list", data, model: asked.model, usage })
+    respond(&Embeddings { object: "list", data, model: parsed.model, usage })
 }
 
 /// Runs the encoder on the inputs. Dropping the future aborts them.
-pub(crate) async fn answered(
+pub(crate) async fn encode(
     server: &Arc<Server<ServedEncoder>>,
     inputs: Vec<Item>,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
-    let (_open, begun) = (Open::new(server), Instant::now());
+    let (_open, begun) = (ActiveRequest::new(server), Instant::now());
     let handle = &server.model.handle;
     Notes::current().note(|noted| {
         noted.model = handle.info().names.first().cloned();
@@ -125,20 +125,20 @@ pub(crate) async fn answered(
     let failed = |why| ApiError::engine(why, handle.is_alive());
     // A request refused here has not begun, and does not count as failed.
     let answer = handle.submit(inputs).map_err(failed)?;
-    let mut counted = Counted::new(server.metrics.clone());
+    let mut tracked = TrackedRequest::new(server.metrics.clone());
     // Every accepted request is answered, and none waits past the drain time.
     let answer = tokio::select! {
         answer = answer => answer,
         () = server.over() => {
-            counted.failed();
+            tracked.failed();
             return Err(failed(Failure::ShuttingDown));
         }
     };
     let gone = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it");
     let vectors = answer.map_err(gone).and_then(|answer| answer.map_err(failed));
     match &vectors {
-        Ok(_) => counted.done(begun.elapsed()),
-        Err(_) => counted.failed(),
+        Ok(_) => tracked.done(begun.elapsed()),
+        Err(_) => tracked.failed(),
     }
     vectors
 }
@@ -153,7 +153,7 @@ pub(crate) fn model(fields: &mut Fields, names: &[String]) -> Result<String, Api
 }
 
 /// Maps an input error to an API error.
-pub(crate) fn unfit(path: &str, why: &InputError) -> ApiError {
+pub(crate) fn input_error(path: &str, why: &InputError) -> ApiError {
     let error = ApiError::field(path, format!("{path}: {why}"));
     match why {
         InputError::TooLong { .. } | InputError::FarTooLong { .. } => error.code("context_length_exceeded"),
@@ -162,7 +162,7 @@ pub(crate) fn unfit(path: &str, why: &InputError) -> ApiError {
 }
 
 /// Parses and tokenizes a body.
-fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
+fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<EmbeddingRequest, ApiError> {
     let info = server.model.handle.info();
     if info.wanted == Wanted::Scores {
         let why = match info.width {
@@ -181,52 +181,52 @@ fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiErro
             return Err(ApiError::field("encoding_format", "encoding_format should be float or base64"));
         }
     };
-    let dimensions = fields.whole("dimensions", 1..=info.width as i64)?.map(|n| n as usize);
+    let dimensions = fields.integer("dimensions", 1..=info.width as i64)?.map(|n| n as usize);
     // Accepted and ignored, because every client knows it.
     fields.text("user")?;
     let cut = if fields.flag("truncate")?.unwrap_or(false) { Truncation::End } else { Truncation::No };
     let input = fields.take("input");
     fields.finish()?;
     let inputs = inputs(input, |path, given| item(&info.inputs, path, given, cut))?;
-    Ok(Asked { inputs, encoding, dimensions, model })
+    Ok(EmbeddingRequest { inputs, encoding, dimensions, model })
 }
 
 /// One input as the request gives it.
-pub(crate) enum Given {
+pub(crate) enum Input {
     Text(String),
     Tokens(Vec<u32>),
     /// Bytes of an image file.
     Image(Vec<u8>),
 }
 
-pub(crate) fn item(inputs: &Inputs, path: &str, given: Given, cut: Truncation) -> Result<Item, ApiError> {
+pub(crate) fn item(inputs: &Inputs, path: &str, given: Input, cut: Truncation) -> Result<Item, ApiError> {
     let item = match given {
-        Given::Text(text) if text.is_empty() => {
+        Input::Text(text) if text.is_empty() => {
             return Err(ApiError::field(path, format!("{path} is an empty text")));
         }
-        Given::Text(text) => inputs.text(&text, cut).map(Item::Text),
-        Given::Tokens(tokens) => inputs.tokens(tokens, cut).map(Item::Text),
-        Given::Image(bytes) => {
-            let memory = inputs.image_memory(&bytes).map_err(|why| unfit(path, &why))?;
-            let visit = RequestContext::current();
-            let _held = visit.as_ref().map(|visit| visit.claim.hold(memory)).transpose()?;
+        Input::Text(text) => inputs.text(&text, cut).map(Item::Text),
+        Input::Tokens(tokens) => inputs.tokens(tokens, cut).map(Item::Text),
+        Input::Image(bytes) => {
+            let memory = inputs.image_memory(&bytes).map_err(|why| input_error(path, &why))?;
+            let ctx = RequestContext::current();
+            let _held = ctx.as_ref().map(|ctx| ctx.claim.hold(memory)).transpose()?;
             inputs.image(&bytes).map(Item::Image)
         }
     };
-    item.map_err(|why| unfit(path, &why))
+    item.map_err(|why| input_error(path, &why))
 }
 
 /// Parses an object with either `text` or `image`.
-fn object(path: String, value: Value) -> Result<(String, Given), ApiError> {
+fn object(path: String, value: Value) -> Result<(String, Input), ApiError> {
     let mut fields = Fields::within(path.clone(), value)?;
     let (at_text, at_image) = (fields.path("text"), fields.path("image"));
     let both = (fields.text("text")?, fields.text("image")?);
     fields.finish()?;
     match both {
-        (Some(text), None) => Ok((at_text, Given::Text(text))),
+        (Some(text), None) => Ok((at_text, Input::Text(text))),
         (None, Some(url)) => {
             let bytes = image(&at_image, &url)?;
-            Ok((at_image, Given::Image(bytes)))
+            Ok((at_image, Input::Image(bytes)))
         }
         _ => Err(ApiError::field(&*path, format!("{path} should have either text or image"))),
     }
@@ -246,11 +246,11 @@ fn image(path: &str, url: &str) -> Result<Vec<u8>, ApiError> {
 
 pub(crate) fn inputs(
     input: Option<Value>,
-    make: impl Fn(&str, Given) -> Result<Item, ApiError>,
+    make: impl Fn(&str, Input) -> Result<Item, ApiError>,
 ) -> Result<Vec<Item>, ApiError> {
     let values = match input {
         None => return Err(ApiError::field("input", "input is missing")),
-        Some(Value::String(text)) => return Ok(vec![make("input", Given::Text(text))?]),
+        Some(Value::String(text)) => return Ok(vec![make("input", Input::Text(text))?]),
         Some(value @ Value::Object(_)) => {
             let (path, given) = object("input".into(), value)?;
             return Ok(vec![make(&path, given)?]);
@@ -259,28 +259,28 @@ pub(crate) fn inputs(
         Some(other) => return Err(wrong("input".into(), "text, tokens, or a list of those", &other)),
     };
     if values.iter().all(Value::is_number) && !values.is_empty() {
-        return Ok(vec![make("input", Given::Tokens(token_ids("input", values)?))?]);
+        return Ok(vec![make("input", Input::Tokens(token_ids("input", values)?))?]);
     }
-    if values.is_empty() || values.len() > MOST_TEXTS {
-        let why = format!("input should have from 1 to {MOST_TEXTS} texts, and has {}", values.len());
+    if values.is_empty() || values.len() > MAX_TEXTS {
+        let why = format!("input should have from 1 to {MAX_TEXTS} texts, and has {}", values.len());
         return Err(ApiError::field("input", why));
     }
     let images = values.iter().filter(|value| value.get("image").is_some()).count();
-    if images > MOST_IMAGES {
-        let why = format!("input should have {MOST_IMAGES} images at most, and has {images}");
+    if images > MAX_IMAGES {
+        let why = format!("input should have {MAX_IMAGES} images at most, and has {images}");
         return Err(ApiError::field("input", why));
     }
     let each = |(i, value)| {
         let path = format!("input[{i}]");
         match value {
-            Value::Array(ids) => make(&path, Given::Tokens(token_ids(&path, ids)?)),
+            Value::Array(ids) => make(&path, Input::Tokens(token_ids(&path, ids)?)),
             value @ Value::Object(_) => {
                 let (path, given) = object(path, value)?;
                 make(&path, given)
             }
             value => {
                 let text = text(path.clone(), value)?;
-                make(&path, Given::Text(text))
+                make(&path, Input::Text(text))
             }
         }
     };

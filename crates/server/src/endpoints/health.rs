@@ -10,7 +10,7 @@ use crate::errors::{ApiError, respond};
 use crate::state::AnyServer;
 
 #[derive(Serialize)]
-struct Fine {
+struct Health {
     status: &'static str,
     /// Problems that do not keep requests from being answered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -22,11 +22,11 @@ pub(crate) async fn health(State(server): State<Arc<AnyServer>>) -> Result<Respo
     if !server.model.is_alive() {
         server.ready()?;
     }
-    respond(&Fine { status: "ok", problems: server.problems() })
+    respond(&Health { status: "ok", problems: server.problems() })
 }
 
 /// Readiness: 200 while requests are taken.
 pub(crate) async fn ready(State(server): State<Arc<AnyServer>>) -> Result<Response, ApiError> {
     server.ready()?;
-    respond(&Fine { status: "ready", problems: server.problems() })
+    respond(&Health { status: "ready", problems: server.problems() })
 }

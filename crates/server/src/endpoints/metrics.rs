@@ -16,16 +16,16 @@ pub(crate) async fn metrics(State(server): State<Arc<AnyServer>>, headers: Heade
     server.metrics.of_requests(&mut page);
     let (log, version) = (&server.settings.log, env!("CARGO_PKG_VERSION"));
     page.counter("vllm:log_lines_dropped", "Log lines dropped.", log.total_dropped());
-    let filled = server.table.filled();
-    page.gauge("vllm:connections", "Open connections.", filled.connections);
-    page.gauge("vllm:connections_max", "Limit of open connections.", filled.most);
+    let occupancy = server.connection_table.occupancy();
+    page.gauge("vllm:connections", "Open connections.", occupancy.connections);
+    page.gauge("vllm:connections_max", "Limit of open connections.", occupancy.capacity);
     page.counter(
         "vllm:connections_given_up",
         "Idle or stalled connections closed for new ones.",
-        filled.given_up,
+        occupancy.evicted,
     );
     let refused = "Connections turned away since their address had too many.";
-    page.counter("vllm:connections_refused", refused, filled.refused);
+    page.counter("vllm:connections_refused", refused, occupancy.refused);
     let memory = "Memory that requests hold: bodies, prompts and answers that are not sent yet.";
     page.gauge("vllm:memory_in_flight_bytes", memory, server.budget.used());
     let build: Labels<'_> = &[("version", version), ("commit", server.settings.commit.unwrap_or_default())];

@@ -54,9 +54,9 @@ pub(crate) async fn model(
     State(server): State<Arc<AnyServer>>,
     path: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
-    let Path(asked) = path.map_err(|e| ApiError::bad(e.body_text()))?;
+    let Path(id) = path.map_err(|e| ApiError::bad(e.body_text()))?;
     let all = list(&server);
     let names: Vec<String> = all.iter().map(|model| model.id.clone()).collect();
-    let found = all.into_iter().find(|model| model.id == asked);
-    respond(&found.ok_or_else(|| ApiError::no_model(&asked, &names))?)
+    let found = all.into_iter().find(|model| model.id == id);
+    respond(&found.ok_or_else(|| ApiError::no_model(&id, &names))?)
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tallow_engine::embedder::Wanted;
 use tallow_models::encoder::{Item, Truncation, relevance};
 
-use super::embeddings::{MOST_TEXTS, Usage, answered, model, unfit};
+use super::embeddings::{MAX_TEXTS, Usage, encode, input_error, model};
 use crate::ServedEncoder;
 use crate::body::read_json;
 use crate::errors::{ApiError, respond};
@@ -18,7 +18,7 @@ use crate::fields::{Fields, text};
 use crate::state::Server;
 
 /// A rerank request.
-struct Asked {
+struct RerankRequest {
     inputs: Vec<Item>,
     /// The documents, if the response includes them.
     documents: Option<Vec<String>>,
@@ -51,10 +51,10 @@ pub(crate) async fn rerank(
     State(server): State<Arc<Server<ServedEncoder>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let Asked { inputs, documents, top_n, model } =
+    let RerankRequest { inputs, documents, top_n, model } =
         read_json(&server, request).await?.process(&server, parse).await?;
     let usage = Usage::of(&inputs);
-    let scores = answered(&server, inputs).await?;
+    let scores = encode(&server, inputs).await?;
     let mut order: Vec<(usize, f32)> =
         scores.iter().map(|score| relevance(score.first().copied().unwrap_or(0.0))).enumerate().collect();
     // The sort is stable: equal scores keep the documents' order.
@@ -69,7 +69,7 @@ pub(crate) async fn rerank(
 }
 
 /// Parses and tokenizes a body.
-fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiError> {
+fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<RerankRequest, ApiError> {
     let info = server.model.handle.info();
     if info.wanted != Wanted::Scores {
         let why = "the model of this server computes embeddings and is no reranker; it has /v1/embeddings";
@@ -88,21 +88,22 @@ fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<Asked, ApiErro
     let missing = |name: &str| ApiError::field(name, format!("{name} is missing"));
     let query = fields.text("query")?.ok_or_else(|| missing("query"))?;
     let documents = fields.list("documents", document)?.ok_or_else(|| missing("documents"))?;
-    let top_n = fields.whole("top_n", 1..=i64::from(i32::MAX))?.map_or(documents.len(), |n| n as usize);
+    let top_n = fields.integer("top_n", 1..=i64::from(i32::MAX))?.map_or(documents.len(), |n| n as usize);
     let shown = fields.flag("return_documents")?.unwrap_or(false);
     let cut = if fields.flag("truncate")?.unwrap_or(true) { Truncation::End } else { Truncation::No };
     fields.finish()?;
-    if documents.is_empty() || documents.len() > MOST_TEXTS {
-        let why = format!("documents should have from 1 to {MOST_TEXTS} texts, and has {}", documents.len());
+    if documents.is_empty() || documents.len() > MAX_TEXTS {
+        let why = format!("documents should have from 1 to {MAX_TEXTS} texts, and has {}", documents.len());
         return Err(ApiError::field("documents", why));
     }
     // The query is tokenized once, however many documents there are.
-    let query = info.inputs.first(&query, cut).map_err(|why| unfit("query", &why))?;
-    let pair =
-        |(i, text): (usize, &String)| query.with(text).map_err(|why| unfit(&format!("documents[{i}]"), &why));
+    let query = info.inputs.first(&query, cut).map_err(|why| input_error("query", &why))?;
+    let pair = |(i, text): (usize, &String)| {
+        query.with(text).map_err(|why| input_error(&format!("documents[{i}]"), &why))
+    };
     let inputs =
         documents.iter().enumerate().map(|each| pair(each).map(Item::Text)).collect::<Result<_, _>>()?;
-    Ok(Asked { inputs, documents: shown.then_some(documents), top_n, model })
+    Ok(RerankRequest { inputs, documents: shown.then_some(documents), top_n, model })
 }
 
 /// A document: a text, or an object with `text`.

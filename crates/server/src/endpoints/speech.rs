@@ -18,23 +18,23 @@ use crate::ServedSpeech;
 use crate::access::Notes;
 use crate::body;
 use crate::errors::ApiError;
-use crate::metrics::Counted;
+use crate::metrics::TrackedRequest;
 use crate::multipart::{MultipartForm, boundary};
-use crate::state::{Open, Server};
+use crate::state::{ActiveRequest, Server};
 use crate::transcript::{Format, Transcript};
 
 /// Longest body in bytes: OpenAI's limit of 25 MiB for the file, and 64 KiB for the other fields.
-const MOST_BYTES: usize = (25 << 20) + (64 << 10);
+const MAX_BYTES: usize = (25 << 20) + (64 << 10);
 /// Bytes that decoding audio takes besides its file.
 const DECODING: usize = 8 << 20;
 /// Longest prompt in bytes.
-const MOST_PROMPT: usize = 64 << 10;
+const MAX_PROMPT: usize = 64 << 10;
 
 /// A transcription request.
-struct Asked {
+struct TranscriptionRequest {
     /// Byte range of the file in the body.
     file: Range<usize>,
-    wish: TranscribeOptions,
+    options: TranscribeOptions,
     format: Format,
 }
 
@@ -42,33 +42,29 @@ pub(crate) async fn transcriptions(
     State(server): State<Arc<Server<ServedSpeech>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    written(server, request, Job::Transcribe).await
+    answer(server, request, Job::Transcribe).await
 }
 
 pub(crate) async fn translations(
     State(server): State<Arc<Server<ServedSpeech>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    written(server, request, Job::Translate).await
+    answer(server, request, Job::Translate).await
 }
 
 /// Sets the flag on drop: nobody waits for the result any more.
-struct Waiting(Arc<AtomicBool>);
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Drop for Waiting {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-async fn written(
-    server: Arc<Server<ServedSpeech>>,
-    request: Request,
-    job: Job,
-) -> Result<Response, ApiError> {
+async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -> Result<Response, ApiError> {
     server.ready()?;
-    let seat = seat(&server)?;
-    let visit = server.request_context(&request);
+    let permit = permit(&server)?;
+    let ctx = server.request_context(&request);
     let (parts, body) = request.into_parts();
     let kind =
         parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -76,44 +72,44 @@ async fn written(
         let why = "the body should be a form with a file: send it as content-type: multipart/form-data";
         ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why)
     })?;
-    let mut bytes = body::read(body, &visit, MOST_BYTES).await?;
-    visit.claim.grow(DECODING).await?;
-    let (_open, begun) = (Open::new(&server), Instant::now());
+    let mut bytes = body::read(body, &ctx, MAX_BYTES).await?;
+    ctx.claim.grow(DECODING).await?;
+    let (_open, begun) = (ActiveRequest::new(&server), Instant::now());
     Notes::current().note(|noted| noted.model = server.model.names.first().cloned());
-    let mut counted = Counted::new(server.metrics.clone());
-    let gone = Arc::new(AtomicBool::new(false));
-    let _waiting = Waiting(gone.clone());
-    let (own, held) = (server.clone(), visit.clone());
+    let mut tracked = TrackedRequest::new(server.metrics.clone());
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let _cancel = CancelOnDrop(cancelled.clone());
+    let (own, held) = (server.clone(), ctx.clone());
     let work = tokio::task::spawn_blocking(move || {
         // Released when this closure ends, even if nobody waits for it any more.
-        let _held = (seat, held);
-        let asked = read(&own, &bytes, &boundary, job, gone)?;
+        let _held = (permit, held);
+        let parsed = parse(&own, &bytes, &boundary, job, cancelled)?;
         // Keeps the file in place and drops what is around it.
-        bytes.truncate(asked.file.end);
-        bytes.drain(..asked.file.start);
-        heard(&own, bytes, asked, job)
+        bytes.truncate(parsed.file.end);
+        bytes.drain(..parsed.file.start);
+        transcribe(&own, bytes, parsed, job)
     });
-    let broken = |e| {
+    let failed = |e| {
         tracing::error!("audio could not be transcribed: {e}");
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
     };
     let done = tokio::select! {
-        done = work => done.map_err(broken).and_then(|done| done),
+        done = work => done.map_err(failed).and_then(|done| done),
         () = server.over() => Err(ApiError::engine(Failure::ShuttingDown, true)),
     };
     match &done {
-        Ok(_) => counted.done(begun.elapsed()),
-        Err(why) if why.status.is_client_error() => counted.refused(),
-        Err(_) => counted.failed(),
+        Ok(_) => tracked.done(begun.elapsed()),
+        Err(why) if why.status.is_client_error() => tracked.refused(),
+        Err(_) => tracked.failed(),
     }
     let (text, format) = done?;
     Ok(([(header::CONTENT_TYPE, format.kind())], text).into_response())
 }
 
 /// A permit to be served or wait.
-fn seat(server: &Server<ServedSpeech>) -> Result<OwnedSemaphorePermit, ApiError> {
+fn permit(server: &Server<ServedSpeech>) -> Result<OwnedSemaphorePermit, ApiError> {
     let model = &server.model;
-    model.seats.clone().try_acquire_owned().map_err(|e| {
+    model.permits.clone().try_acquire_owned().map_err(|e| {
         let why = match e {
             TryAcquireError::NoPermits => Failure::Full(model.queue),
             TryAcquireError::Closed => Failure::ShuttingDown,
@@ -122,13 +118,13 @@ fn seat(server: &Server<ServedSpeech>) -> Result<OwnedSemaphorePermit, ApiError>
     })
 }
 
-fn read(
+fn parse(
     server: &Server<ServedSpeech>,
     body: &[u8],
     boundary: &str,
     job: Job,
-    gone: Arc<AtomicBool>,
-) -> Result<Asked, ApiError> {
+    cancelled: Arc<AtomicBool>,
+) -> Result<TranscriptionRequest, ApiError> {
     let speech = &server.model.transcriber.speech;
     let mut form = MultipartForm::read(body, boundary)?;
     let names = &server.model.names;
@@ -149,8 +145,8 @@ fn read(
         return Err(ApiError::bad("the model knows one language only, and does not translate"));
     }
     let prompt = form.text("prompt")?.unwrap_or_default();
-    if prompt.len() > MOST_PROMPT {
-        return Err(ApiError::field("prompt", format!("prompt should have at most {MOST_PROMPT} bytes")));
+    if prompt.len() > MAX_PROMPT {
+        return Err(ApiError::field("prompt", format!("prompt should have at most {MAX_PROMPT} bytes")));
     }
     let format = form.text("response_format")?;
     let format = Format::named(format.as_deref().unwrap_or("json")).ok_or_else(|| {
@@ -170,7 +166,11 @@ fn read(
     // `file` is a slice of `body`.
     let start = file.as_ptr() as usize - body.as_ptr() as usize;
     let file = start..start + file.len();
-    Ok(Asked { file, wish: TranscribeOptions { language, job, prompt, temperature, gone }, format })
+    Ok(TranscriptionRequest {
+        file,
+        options: TranscribeOptions { language, job, prompt, temperature, gone: cancelled },
+        format,
+    })
 }
 
 /// Checks the requested timestamps. Those of words are not available.
@@ -193,22 +193,22 @@ fn granularities(form: &mut MultipartForm<'_>, format: Format) -> Result<(), Api
 }
 
 /// Transcribes the audio file.
-fn heard(
+fn transcribe(
     server: &Server<ServedSpeech>,
     file: Vec<u8>,
-    asked: Asked,
+    parsed: TranscriptionRequest,
     job: Job,
 ) -> Result<(String, Format), ApiError> {
     let transcriber = &server.model.transcriber;
-    let unfit = |why: &dyn std::fmt::Display| ApiError::field("file", format!("file: {why}"));
-    let mut audio = Audio::bytes(file).map_err(|e| unfit(&e))?;
+    let bad_file = |why: &dyn std::fmt::Display| ApiError::field("file", format!("file: {why}"));
+    let mut audio = Audio::bytes(file).map_err(|e| bad_file(&e))?;
     let mut segments = Vec::new();
     let mut more = |n: usize| audio.read(n).map_err(|e| e.to_string());
-    let heard = transcriber.run(&asked.wish, &mut more, &mut |some, _| segments.extend_from_slice(some));
-    let transcription = heard.map_err(|e| match e {
+    let result = transcriber.run(&parsed.options, &mut more, &mut |some, _| segments.extend_from_slice(some));
+    let transcription = result.map_err(|e| match e {
         Interrupted::Failure(why) => ApiError::engine(why, transcriber.handle.is_alive()),
-        Interrupted::Sound(why) => unfit(&why),
+        Interrupted::Sound(why) => bad_file(&why),
         Interrupted::Prompt(why) => ApiError::field("prompt", format!("prompt: {why}")),
     })?;
-    Ok((Transcript { job, transcription, segments }.written(asked.format), asked.format))
+    Ok((Transcript { job, transcription, segments }.written(parsed.format), parsed.format))
 }

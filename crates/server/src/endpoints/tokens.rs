@@ -18,11 +18,11 @@ use crate::prompt::{Messages, tokens_of_text};
 use crate::state::Server;
 
 /// Smallest body limit in bytes, whatever the context length.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// Bytes of body per token of the context, where that is more.
 const BYTES_OF_TOKEN: usize = 16;
 /// Longest detokenized text in bytes.
-const MOST_TEXT: usize = 4 << 20;
+const MAX_TEXT: usize = 4 << 20;
 /// Bytes of the answer and its intermediates per byte of body: each byte may be a token, with its id and its text.
 const ANSWER: usize = 24;
 
@@ -32,16 +32,16 @@ struct Tokens<'a> {
     max_model_len: usize,
     tokens: &'a [u32],
     #[serde(skip_serializing_if = "Option::is_none")]
-    token_strs: Option<Texts<'a>>,
+    token_strs: Option<TokenStrings<'a>>,
 }
 
 /// Tokens as the vocabulary writes them. Serialized lazily, because there may be a million.
-struct Texts<'a> {
+struct TokenStrings<'a> {
     tokens: &'a [u32],
     tokenizer: &'a Tokenizer,
 }
 
-impl Serialize for Texts<'_> {
+impl Serialize for TokenStrings<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer
             .collect_seq(self.tokens.iter().map(|id| self.tokenizer.token_text(*id).unwrap_or_default()))
@@ -56,7 +56,7 @@ struct Text {
 /// What is made of a body is many times larger, so that its limit depends on the context.
 fn bounds(server: &Server) -> Bounds {
     let context = server.model.handle.info().context;
-    let body = context.saturating_mul(BYTES_OF_TOKEN).clamp(MOST_BYTES, 8 * MOST_BYTES);
+    let body = context.saturating_mul(BYTES_OF_TOKEN).clamp(MAX_BYTES, 8 * MAX_BYTES);
     Bounds { body, answer: ANSWER }
 }
 
@@ -68,7 +68,7 @@ pub(crate) async fn tokenize(
 }
 
 fn tokens(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
-    let (info, most) = (server.model.handle.info(), bounds(server).body);
+    let (info, max_tokens) = (server.model.handle.info(), bounds(server).body);
     let mut fields = Fields::body(&body)?;
     check_model(&mut fields, &server.model.handle)?;
     let with_texts = fields.flag("return_token_strs")?.unwrap_or(false);
@@ -81,16 +81,16 @@ fn tokens(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
             let around = fields.flag("add_special_tokens")?.unwrap_or(true);
             let around = if around { Around::Added } else { Around::Omitted };
             fields.finish()?;
-            tokens_of_text("prompt", &prompt, around, (&info.tokenizer, most))?
+            tokens_of_text("prompt", &prompt, around, (&info.tokenizer, max_tokens))?
         }
         None => {
             let messages = Messages::take(&mut fields)?;
             fields.finish()?;
             let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
-            messages.tokens(templates, allowed, &info.tokenizer, most)?
+            messages.tokens(templates, allowed, &info.tokenizer, max_tokens)?
         }
     };
-    let texts = Texts { tokens: &tokens, tokenizer: &info.tokenizer };
+    let texts = TokenStrings { tokens: &tokens, tokenizer: &info.tokenizer };
     let (count, token_strs) = (tokens.len(), with_texts.then_some(texts));
     respond(&Tokens { count, max_model_len: info.context, tokens: &tokens, token_strs })
 }
@@ -119,14 +119,14 @@ fn text(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
     respond(&Text { prompt: text_of(&ids, &info.tokenizer)? })
 }
 
-/// Detokenizes, up to [`MOST_TEXT`] bytes.
+/// Detokenizes, up to [`MAX_TEXT`] bytes.
 fn text_of(ids: &[u32], tokenizer: &Tokenizer) -> Result<String, ApiError> {
     let (mut text, mut stream) = (String::new(), tokenizer.stream(Shown::All));
     for id in ids {
         text.push_str(stream.push(*id).unwrap_or_default());
-        if text.len() > MOST_TEXT {
+        if text.len() > MAX_TEXT {
             let why =
-                format!("the text of these tokens has more than {MOST_TEXT} bytes; ask for fewer at a time");
+                format!("the text of these tokens has more than {MAX_TEXT} bytes; ask for fewer at a time");
             return Err(ApiError::field("tokens", why));
         }
     }
@@ -135,5 +135,5 @@ fn text_of(ids: &[u32], tokenizer: &Tokenizer) -> Result<String, ApiError> {
 }
 
 fn check_model(fields: &mut Fields, handle: &EngineHandle) -> Result<(), ApiError> {
-    lora::chosen(handle, fields.text("model")?.as_deref(), None).map(drop)
+    lora::select(handle, fields.text("model")?.as_deref(), None).map(drop)
 }

@@ -1,4 +1,4 @@
-//! [`Table`]: all connections, and which one is closed when there is no place for another.
+//! [`ConnectionTable`]: all connections, and which one is closed when there is no place for another.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,9 +12,9 @@ use tokio::time::{Instant, timeout};
 /// A client without progress for this long in the middle of a request can be closed for another.
 const STALLED: Duration = Duration::from_secs(5);
 /// Minimum time between log lines that the table is full.
-const SAY_EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// How often a waiting connection looks for one to close.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Values of [`Seat::waits_for`].
 const IDLE: u8 = 0;
@@ -23,9 +23,9 @@ const WORKING: u8 = 2;
 
 /// All connections.
 #[derive(Debug)]
-pub(crate) struct Table {
-    most: usize,
-    most_of_one: usize,
+pub(crate) struct ConnectionTable {
+    capacity: usize,
+    max_per_address: usize,
     begun: Instant,
     state: Mutex<State>,
     freed: Notify,
@@ -34,12 +34,12 @@ pub(crate) struct Table {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
-    seats: HashMap<u64, Arc<ConnectionSlot>>,
+    slots: HashMap<u64, Arc<ConnectionSlot>>,
     of: HashMap<IpAddr, usize>,
-    given_up: u64,
+    evicted: u64,
     refused: u64,
     /// When the log was last told that the table is full.
-    said: Option<Instant>,
+    last_logged: Option<Instant>,
 }
 
 /// State of one connection, shared by all parts of the server.
@@ -58,10 +58,10 @@ pub(crate) struct ConnectionSlot {
     begun: Instant,
     /// When its client last sent or read something, in milliseconds since `begun`.
     active: AtomicU64,
-    given_up: AtomicBool,
+    evicted: AtomicBool,
     /// Whether to close it only if it is still idle when it learns of that.
-    if_idle: AtomicBool,
-    gone: Notify,
+    only_if_idle: AtomicBool,
+    evicted_signal: Notify,
 }
 
 /// What can be sent to a client without changing the answer, to probe whether it is there.
@@ -74,28 +74,34 @@ pub(crate) enum Probe {
 
 /// A place in the table; dropping it frees it.
 #[derive(Debug)]
-pub(crate) struct Place {
-    table: Arc<Table>,
+pub(crate) struct SlotGuard {
+    table: Arc<ConnectionTable>,
     id: u64,
-    pub(crate) seat: Arc<ConnectionSlot>,
+    pub(crate) slot: Arc<ConnectionSlot>,
 }
 
 /// Occupancy of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Filled {
+pub(crate) struct Occupancy {
     pub(crate) connections: usize,
-    pub(crate) most: usize,
+    pub(crate) capacity: usize,
     /// Idle or stalled connections closed for new ones.
-    pub(crate) given_up: u64,
+    pub(crate) evicted: u64,
     /// Connections refused because their address had too many.
     pub(crate) refused: u64,
 }
 
-impl Table {
-    /// A table for `most` connections, and `most_of_one` per address.
-    pub(crate) fn new(most: usize, most_of_one: usize) -> Table {
-        let (most, most_of_one) = (most.max(1), most_of_one.max(1));
-        Table { most, most_of_one, begun: Instant::now(), state: Mutex::default(), freed: Notify::new() }
+impl ConnectionTable {
+    /// A table for `capacity` connections, and `max_per_address` per address.
+    pub(crate) fn new(capacity: usize, max_per_address: usize) -> ConnectionTable {
+        let (capacity, max_per_address) = (capacity.max(1), max_per_address.max(1));
+        ConnectionTable {
+            capacity,
+            max_per_address,
+            begun: Instant::now(),
+            state: Mutex::default(),
+            freed: Notify::new(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -104,98 +110,102 @@ impl Table {
 
     /// Gets a place, or `None` if the address has too many connections that are all in use. If the table is full, the
     /// connection that has been idle longest is closed; if none is idle or stalled, this waits until one ends.
-    pub(crate) async fn enter(self: &Arc<Table>, address: IpAddr) -> Option<Place> {
+    pub(crate) async fn enter(self: &Arc<ConnectionTable>, address: IpAddr) -> Option<SlotGuard> {
         let address = client_of(address);
         loop {
             let freed = self.freed.notified();
             {
                 let mut state = self.state();
-                let of_one = state.of.get(&address).copied().unwrap_or(0);
-                if of_one >= self.most_of_one {
-                    let has_place = state.give_up(self.begun, Some(address));
-                    state.refused += u64::from(!has_place);
-                    self.say_full(&mut state);
-                    if !has_place {
+                let of_address = state.of.get(&address).copied().unwrap_or(0);
+                if of_address >= self.max_per_address {
+                    let has_slot = state.evict(self.begun, Some(address));
+                    state.refused += u64::from(!has_slot);
+                    self.log_full(&mut state);
+                    if !has_slot {
                         return None;
                     }
                 }
-                if state.seats.len() < self.most {
-                    return Some(self.seated(&mut state, address));
+                if state.slots.len() < self.capacity {
+                    return Some(self.insert(&mut state, address));
                 }
-                let has_place = state.give_up(self.begun, None);
-                self.say_full(&mut state);
-                if has_place {
-                    return Some(self.seated(&mut state, address));
+                let has_slot = state.evict(self.begun, None);
+                self.log_full(&mut state);
+                if has_slot {
+                    return Some(self.insert(&mut state, address));
                 }
             }
-            let _ = timeout(LOOK, freed).await;
+            let _ = timeout(POLL_INTERVAL, freed).await;
         }
     }
 
     /// Logs that the table, or an address's share of it, is full: not for each connection, for these may be many.
-    fn say_full(&self, state: &mut State) {
+    fn log_full(&self, state: &mut State) {
         let now = Instant::now();
-        if state.said.is_none_or(|said| now.saturating_duration_since(said) >= SAY_EVERY) {
-            state.said = Some(now);
-            let State { given_up, refused, .. } = state;
-            let (most, of_one) = (self.most, self.most_of_one);
+        if state
+            .last_logged
+            .is_none_or(|last_logged| now.saturating_duration_since(last_logged) >= LOG_INTERVAL)
+        {
+            state.last_logged = Some(now);
+            let State { evicted, refused, .. } = state;
+            let (capacity, of_address) = (self.capacity, self.max_per_address);
             tracing::warn!(
-                "connections are full ({most}, {of_one} of one address): {given_up} idle or stalled ones were closed for \
+                "connections are full ({capacity}, {of_address} of one address): {evicted} idle or stalled ones were closed for \
                  others since the start, {refused} turned away; --max-connections and --max-per-address say how many there may be"
             );
         }
     }
 
-    fn seated(self: &Arc<Table>, state: &mut State, address: IpAddr) -> Place {
-        let (id, seat) = (state.next, Arc::new(ConnectionSlot::new(address, self.begun)));
+    fn insert(self: &Arc<ConnectionTable>, state: &mut State, address: IpAddr) -> SlotGuard {
+        let (id, slot) = (state.next, Arc::new(ConnectionSlot::new(address, self.begun)));
         state.next += 1;
-        state.seats.insert(id, seat.clone());
+        state.slots.insert(id, slot.clone());
         *state.of.entry(address).or_default() += 1;
-        Place { table: self.clone(), id, seat }
+        SlotGuard { table: self.clone(), id, slot }
     }
 
     /// Closes the connection that has been idle longest, because there are no descriptors left.
-    pub(crate) fn give_up_idle(&self) {
-        self.state().give_up(self.begun, None);
+    pub(crate) fn evict_idle(&self) {
+        self.state().evict(self.begun, None);
     }
 
-    pub(crate) fn filled(&self) -> Filled {
+    pub(crate) fn occupancy(&self) -> Occupancy {
         let state = self.state();
-        let (given_up, refused) = (state.given_up, state.refused);
-        Filled { connections: state.seats.len(), most: self.most, given_up, refused }
+        let (evicted, refused) = (state.evicted, state.refused);
+        Occupancy { connections: state.slots.len(), capacity: self.capacity, evicted, refused }
     }
 }
 
 impl State {
     /// Closes the connection (of address `of`, if given) that has been idle longest, or stalled longest if none is
     /// idle. Returns whether there was one.
-    fn give_up(&mut self, begun: Instant, of: Option<IpAddr>) -> bool {
+    fn evict(&mut self, begun: Instant, of: Option<IpAddr>) -> bool {
         let now = begun.elapsed().as_millis() as u64;
-        let those = self.seats.iter().filter(|(_, seat)| of.is_none_or(|address| seat.address == address));
-        let worst = those.filter_map(|(id, seat)| Some((seat.may_go(now)?, *id))).min();
+        let candidates =
+            self.slots.iter().filter(|(_, slot)| of.is_none_or(|address| slot.address == address));
+        let worst = candidates.filter_map(|(id, slot)| Some((slot.eviction_order(now)?, *id))).min();
         let Some((_, id)) = worst else { return false };
-        if let Some(seat) = self.seats.get(&id).cloned() {
+        if let Some(slot) = self.slots.get(&id).cloned() {
             // A request may have arrived that nobody has read yet.
-            seat.if_idle.store(seat.is_idle(), Ordering::Relaxed);
-            seat.give_up();
+            slot.only_if_idle.store(slot.is_idle(), Ordering::Relaxed);
+            slot.evict();
             self.remove(id);
-            self.given_up += 1;
+            self.evicted += 1;
         }
         true
     }
 
     fn remove(&mut self, id: u64) {
-        let Some(seat) = self.seats.remove(&id) else { return };
-        if let Some(count) = self.of.get_mut(&seat.address) {
+        let Some(slot) = self.slots.remove(&id) else { return };
+        if let Some(count) = self.of.get_mut(&slot.address) {
             *count -= 1;
             if *count == 0 {
-                self.of.remove(&seat.address);
+                self.of.remove(&slot.address);
             }
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
         self.table.state().remove(self.id);
         self.table.freed.notify_waiters();
@@ -204,7 +214,7 @@ impl Drop for Place {
 
 impl ConnectionSlot {
     fn new(address: IpAddr, begun: Instant) -> ConnectionSlot {
-        let seat = ConnectionSlot {
+        let slot = ConnectionSlot {
             address,
             waits_for: AtomicU8::new(IDLE),
             blocked: AtomicBool::new(false),
@@ -213,12 +223,12 @@ impl ConnectionSlot {
             is_answering: AtomicBool::new(true),
             begun,
             active: AtomicU64::new(0),
-            given_up: AtomicBool::new(false),
-            if_idle: AtomicBool::new(false),
-            gone: Notify::new(),
+            evicted: AtomicBool::new(false),
+            only_if_idle: AtomicBool::new(false),
+            evicted_signal: Notify::new(),
         };
-        seat.moved();
-        seat
+        slot.transferred();
+        slot
     }
 
     /// Seat of a request without a connection.
@@ -232,7 +242,7 @@ impl ConnectionSlot {
     }
 
     /// Records that its client has sent or read something.
-    pub(crate) fn moved(&self) {
+    pub(crate) fn transferred(&self) {
         self.blocked.store(false, Ordering::Relaxed);
         self.active.store(self.begun.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
@@ -308,7 +318,7 @@ impl ConnectionSlot {
 
     /// Whether it can be closed for another; the lowest goes first: idle ones, then the one without progress for
     /// longest.
-    fn may_go(&self, now: u64) -> Option<(bool, u64)> {
+    fn eviction_order(&self, now: u64) -> Option<(bool, u64)> {
         let active = self.active.load(Ordering::Relaxed);
         let stalled = now.saturating_sub(active) > STALLED.as_millis() as u64;
         match self.waits_for.load(Ordering::Acquire) {
@@ -320,18 +330,18 @@ impl ConnectionSlot {
     }
 
     /// Closes the connection.
-    pub(crate) fn give_up(&self) {
-        self.given_up.store(true, Ordering::Release);
-        self.gone.notify_one();
+    pub(crate) fn evict(&self) {
+        self.evicted.store(true, Ordering::Release);
+        self.evicted_signal.notify_one();
     }
 
     /// Resolves when the connection is to be closed. At most one task may wait.
-    pub(crate) async fn gone(&self) {
+    pub(crate) async fn evicted(&self) {
         loop {
-            while !self.given_up.swap(false, Ordering::AcqRel) {
-                self.gone.notified().await;
+            while !self.evicted.swap(false, Ordering::AcqRel) {
+                self.evicted_signal.notified().await;
             }
-            if !self.if_idle.swap(false, Ordering::Relaxed) || self.is_idle() {
+            if !self.only_if_idle.swap(false, Ordering::Relaxed) || self.is_idle() {
                 return;
             }
         }
@@ -362,28 +372,28 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }
 
-    fn is_given_up(place: &Place) -> bool {
-        place.seat.given_up.load(Ordering::Acquire)
+    fn is_evicted(guard: &SlotGuard) -> bool {
+        guard.slot.evicted.load(Ordering::Acquire)
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_longest_idle_goes_first_and_those_at_work_stay() {
-        let table = Arc::new(Table::new(3, 3));
+        let table = Arc::new(ConnectionTable::new(3, 3));
         let working = table.enter(address(1)).await.unwrap();
-        working.seat.working();
+        working.slot.working();
         later(10).await;
         let (older, newer) = (table.enter(address(2)).await.unwrap(), table.enter(address(3)).await.unwrap());
         later(10).await;
-        newer.seat.moved();
+        newer.slot.transferred();
         let fourth = table.enter(address(4)).await.unwrap();
-        assert_eq!([is_given_up(&working), is_given_up(&older), is_given_up(&newer)], [false, true, false]);
-        fourth.seat.working();
-        newer.seat.arriving();
+        assert_eq!([is_evicted(&working), is_evicted(&older), is_evicted(&newer)], [false, true, false]);
+        fourth.slot.working();
+        newer.slot.arriving();
         // A stalled body goes too, but not at once.
         let begun = Instant::now();
         let fifth = table.enter(address(5)).await.unwrap();
-        assert!(is_given_up(&newer) && begun.elapsed() >= STALLED, "{:?}", begun.elapsed());
-        fifth.seat.working();
+        assert!(is_evicted(&newer) && begun.elapsed() >= STALLED, "{:?}", begun.elapsed());
+        fifth.slot.working();
         let sixth = tokio::spawn({
             let table = table.clone();
             async move { table.enter(address(6)).await }
@@ -393,22 +403,22 @@ mod tests {
         drop(working);
         assert!(sixth.await.unwrap().is_some());
         drop((older, newer));
-        assert_eq!(table.filled(), Filled { connections: 3 - 1, most: 3, given_up: 2, refused: 0 });
+        assert_eq!(table.occupancy(), Occupancy { connections: 3 - 1, capacity: 3, evicted: 2, refused: 0 });
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_address_gives_up_its_own() {
-        let table = Arc::new(Table::new(10, 2));
+        let table = Arc::new(ConnectionTable::new(10, 2));
         let (one, two) = (table.enter(address(1)).await.unwrap(), table.enter(address(1)).await.unwrap());
         let other = table.enter(address(2)).await.unwrap();
-        one.seat.working();
+        one.slot.working();
         let three = table.enter(address(1)).await.unwrap();
-        assert!(is_given_up(&two) && !is_given_up(&one) && !is_given_up(&other));
-        three.seat.working();
+        assert!(is_evicted(&two) && !is_evicted(&one) && !is_evicted(&other));
+        three.slot.working();
         assert!(table.enter(address(1)).await.is_none(), "both of its connections are in use");
         drop(one);
         assert!(table.enter(address(1)).await.is_some());
-        assert_eq!(table.filled().refused, 1);
+        assert_eq!(table.occupancy().refused, 1);
     }
 
     #[test]

@@ -16,10 +16,10 @@ use crate::args::Show;
 use crate::load::{self, LoadedModel};
 use crate::memory::size;
 use crate::settings::Sources;
-use crate::terminal::harmless;
+use crate::terminal::sanitized;
 
 /// Maximum characters shown of a metadata value.
-const SHOWN: usize = 100;
+const MAX_SHOWN: usize = 100;
 
 pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
     let model = match load::any(&args.model, load::OpenOptions::new(sources, args.offline, None)?)? {
@@ -45,7 +45,7 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
     if args.tensors {
         text += &tensors(&opened.model.checkpoint);
     }
-    print(&harmless(&text))
+    print(&sanitized(&text))
 }
 
 fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
@@ -63,7 +63,7 @@ fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
     if args.tensors {
         text += &tensors(&model.checkpoint);
     }
-    print(&harmless(&text))
+    print(&sanitized(&text))
 }
 
 /// The same for a seq2seq (encoder-decoder) model.
@@ -102,7 +102,7 @@ fn show_seq2seq(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
     if args.tensors {
         text += &tensors(checkpoint);
     }
-    print(&harmless(&text))
+    print(&sanitized(&text))
 }
 
 fn summary_of_encoder(name: String, model: &EncoderModel) -> String {
@@ -203,8 +203,8 @@ fn context(spec: &DecoderSpec) -> String {
 /// `mlp 8192`, or `8 of 128 experts of 768`
 fn feed_forward(layer: &LayerSpec) -> String {
     let Some(experts) = layer.experts else { return format!("mlp {}", layer.ffn.width) };
-    let beside = experts.shared.map(|s| s.width).or(layer.dense_ffn.map(|block| block.width));
-    let shared = beside.map_or(String::new(), |width| format!(" and one of {width}"));
+    let width = experts.shared.map(|s| s.width).or(layer.dense_ffn.map(|block| block.width));
+    let shared = width.map_or(String::new(), |width| format!(" and one of {width}"));
     format!("{} of {} experts of {}{shared}", experts.top_k, experts.count, layer.ffn.width)
 }
 
@@ -278,7 +278,7 @@ fn tensors(checkpoint: &Checkpoint) -> String {
 }
 
 fn metadata(checkpoint: &Checkpoint) -> String {
-    let cut = |text: String| match text.char_indices().nth(SHOWN) {
+    let cut = |text: String| match text.char_indices().nth(MAX_SHOWN) {
         Some((at, _)) => format!("{}… ({} characters)", &text[..at], text.chars().count()),
         None => text,
     };

@@ -14,7 +14,7 @@ const BASE_MODEL_TOKENS: usize = 256;
 /// Why that is the limit, for messages.
 pub(crate) const BASE_MODEL_WHY: &str = "the default for models without a chat template";
 /// When the context is full, an answer goes on only if dropping turns makes room for this many tokens.
-const WORTHWHILE: usize = 16;
+const MIN_ANSWER: usize = 16;
 
 /// Progress of an answer.
 pub(crate) enum News<'a> {
@@ -247,7 +247,7 @@ impl Talk {
         while self.rolls && self.dialogue.roll() {
             let prompt = [self.dialogue.tokens()?, begun.to_vec()].concat();
             let length = prompt.len();
-            found = (length + WORTHWHILE <= context).then_some(prompt);
+            found = (length + MIN_ANSWER <= context).then_some(prompt);
             if length <= context / 2 {
                 break;
             }

@@ -9,12 +9,12 @@ use crate::load::LoadedModel;
 use crate::settings::unreadable;
 
 /// Default tokens per chunk.
-const USUAL: usize = 512;
+const DEFAULT_TOKENS: usize = 512;
 
 /// The tokens of a text, split into chunks.
 pub(crate) struct Chunks {
     /// The chunks, each beginning with BOS if the model's tokenizer adds it.
-    pub goes: Vec<Vec<u32>>,
+    pub chunks: Vec<Vec<u32>>,
     /// Tokens per chunk; the last may have fewer.
     pub context: usize,
     /// Tokens of the whole text.
@@ -33,13 +33,13 @@ impl Chunks {
         let (tokenizer, most) = (&opened.text_codec()?.tokenizer, opened.model.spec.context);
         let tokens = tokenizer.encode(&text, Special::BARE)?;
         let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let context = context.unwrap_or(USUAL.min(opened.model.spec.trained_context()));
+        let context = context.unwrap_or(DEFAULT_TOKENS.min(opened.model.spec.trained_context()));
         if context < 2 || context > most {
             let why = format!("--context is {context}; 2 to {most} can be used with this model");
             return Err(Failed::new(why));
         }
-        let goes = tokens.chunks(context - begin.iter().len());
-        let goes = goes.map(|go| begin.iter().chain(go).copied().collect()).collect();
-        Ok(Chunks { goes, context, tokens: tokens.len() })
+        let chunks = tokens.chunks(context - begin.iter().len());
+        let chunks = chunks.map(|chunk| begin.iter().chain(chunk).copied().collect()).collect();
+        Ok(Chunks { chunks, context, tokens: tokens.len() })
     }
 }

@@ -8,7 +8,7 @@ use tallow_text::tokenizer::{Shown, Special, Tokenizer};
 use crate::Failed;
 
 /// Tokens at the end of a prompt in which the template may have opened the thinking.
-const ENDING: usize = 16;
+const PROMPT_END: usize = 16;
 
 /// A chat message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -130,7 +130,7 @@ impl Dialogue {
 
     /// Splitter of thinking and answer for a reply to this prompt; `None` for models that do not think.
     pub(crate) fn splitter(&self, prompt: &[u32]) -> Option<Splitter> {
-        let ending = &prompt[prompt.len().saturating_sub(ENDING)..];
+        let ending = &prompt[prompt.len().saturating_sub(PROMPT_END)..];
         Some(self.reasoning?.splitter(&self.tokenizer.decode(ending, Shown::All)))
     }
 

@@ -16,23 +16,23 @@ use crate::{Failed, terminal};
 
 /// Device and settings that an encoder or a seq2seq model runs with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Placement {
     pub device: DeviceChoice,
     pub cpu: CpuOptions,
     /// Tokens per step, unless a single text has more.
     pub batch: usize,
 }
 
-impl Place {
+impl Placement {
     /// From a command's flags.
-    pub(crate) fn new(sources: &Sources, device: &DeviceArgs) -> Result<Place, Failed> {
+    pub(crate) fn new(sources: &Sources, device: &DeviceArgs) -> Result<Placement, Failed> {
         let Setup { device, cpu, batch, .. } = Setup::new(sources, device, None, Arithmetic::Fast)?;
-        Ok(Place { device, cpu, batch })
+        Ok(Placement { device, cpu, batch })
     }
 
     /// From an engine configuration.
-    pub(crate) fn of(config: &EngineConfig) -> Place {
-        Place { device: config.device.value, cpu: config.cpu(), batch: config.batch.value }
+    pub(crate) fn of(config: &EngineConfig) -> Placement {
+        Placement { device: config.device.value, cpu: config.cpu(), batch: config.batch.value }
     }
 }
 
@@ -57,7 +57,7 @@ impl Drop for Running {
 /// at one time. The choice of device is reported through `say`.
 pub(crate) fn start(
     model: &EncoderModel,
-    place: Place,
+    placement: Placement,
     names: Vec<String>,
     queue: usize,
     say: &dyn Fn(&Notice),
@@ -67,14 +67,14 @@ pub(crate) fn start(
         Some(head) => (Wanted::Scores, head.labels),
     };
     let classes = model.classes()?;
-    let plan = |device: &Device| Plan::of_encoder(model, place.batch, device);
-    let handle = on_some_device(place.device, plan, say, |device, _| {
+    let plan = |device: &Device| Plan::of_encoder(model, placement.batch, device);
+    let handle = on_some_device(placement.device, plan, say, |device, _| {
         // The tokenizer is read while the weights are loaded.
         let info = || {
             let (names, inputs) = (names.clone(), Inputs::new(model)?);
             Ok(EmbedderInfo { names, inputs, wanted, width, classes: classes.clone(), queue })
         };
-        device.run(StartEmbedder { info, model: model.clone(), wanted, place })
+        device.run(StartEmbedder { info, model: model.clone(), wanted, placement })
     });
     Ok(Running(handle?))
 }
@@ -84,16 +84,16 @@ struct StartEmbedder<I> {
     info: I,
     model: EncoderModel,
     wanted: Wanted,
-    place: Place,
+    placement: Placement,
 }
 
 impl<I: FnOnce() -> Result<EmbedderInfo, Failed>> Task for StartEmbedder<I> {
     type Output = EmbedderHandle;
 
     fn run<H: Hardware>(self, device: H) -> Result<EmbedderHandle, Failed> {
-        let StartEmbedder { info, model, wanted, place } = self;
+        let StartEmbedder { info, model, wanted, placement } = self;
         spawn(info, move || {
-            let worker = worker(device.open(place.cpu)?, &model, wanted, place.batch)?;
+            let worker = worker(device.open(placement.cpu)?, &model, wanted, placement.batch)?;
             if device.traits().compiles_kernels {
                 for tokens in [model.context().min(64), 1] {
                     worker.run(&warm_up(&model, tokens))?;

@@ -28,7 +28,7 @@ pub(crate) struct LoadedModel {
     pub name: String,
     pub model: Model,
     pub generation: Generation,
-    words: OnceLock<TextCodec>,
+    text_codec: OnceLock<TextCodec>,
 }
 
 /// Tokenizer and chat templates.
@@ -240,7 +240,7 @@ pub(crate) fn opened(name: &str, model: Model) -> Result<LoadedModel, Failed> {
         Ok(generation) => generation,
         Err(why) => return Err(TextCodec::of(&model).err().unwrap_or(why.into())),
     };
-    Ok(LoadedModel { name: short_name(name), model, generation, words: OnceLock::new() })
+    Ok(LoadedModel { name: short_name(name), model, generation, text_codec: OnceLock::new() })
 }
 
 /// Opens a tokenizer alone; also of a file with nothing else, or of a family that is not supported.
@@ -264,11 +264,11 @@ pub(crate) fn short_name(name: &str) -> String {
 impl LoadedModel {
     /// Tokenizer and chat templates, read on first use.
     pub(crate) fn text_codec(&self) -> Result<&TextCodec, Failed> {
-        if let Some(words) = self.words.get() {
-            return Ok(words);
+        if let Some(codec) = self.text_codec.get() {
+            return Ok(codec);
         }
-        let words = TextCodec::of(&self.model)?;
-        Ok(self.words.get_or_init(|| words))
+        let codec = TextCodec::of(&self.model)?;
+        Ok(self.text_codec.get_or_init(|| codec))
     }
 
     /// Returns `done`; but if that failed and the tokenizer cannot be read either, the tokenizer's error, so that the
@@ -305,7 +305,7 @@ impl Notice {
             Notice::OnCpu(text) => tracing::info!("{text}"),
             Notice::Slow(_) if log::is_quiet() => {}
             Notice::Slow(text) | Notice::Quantized(text) | Notice::PassedOver(text) => {
-                terminal::tell(&terminal::harmless(text))
+                terminal::tell(&terminal::sanitized(text))
             }
         }
     }

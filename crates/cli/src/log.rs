@@ -23,11 +23,11 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::{Failed, clock, devices, env, terminal};
 
 /// Maximum bytes of queued lines: some thousand lines.
-const ROOM: usize = 1 << 20;
+const QUEUE_BYTES: usize = 1 << 20;
 /// Pause before a write that would block is retried.
-const REST: Duration = Duration::from_millis(20);
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Time limit for the last lines when the program ends.
-const LAST: Duration = Duration::from_secs(1);
+const FINISH_LIMIT: Duration = Duration::from_secs(1);
 /// Fields that the message of an access log line contains.
 const IN_MESSAGE: [&str; 3] = ["method", "path", "status"];
 /// Crates that can have a log level of their own.
@@ -191,15 +191,15 @@ pub(crate) fn health() -> Arc<LogHealth> {
     LOG.get().map(|log| log.queue.health.clone()).unwrap_or_default()
 }
 
-/// Waits until all lines are written, for at most [`LAST`].
+/// Waits until all lines are written, for at most [`FINISH_LIMIT`].
 pub(crate) fn finish() {
     if let Some(log) = LOG.get() {
-        log.queue.finish(LAST);
+        log.queue.finish(FINISH_LIMIT);
     }
 }
 
 /// Writes a final message after all other lines. Errors are ignored: the program ends.
-pub(crate) fn last_words(text: &str) {
+pub(crate) fn final_line(text: &str) {
     finish();
     match LOG.get().filter(|log| log.serves) {
         None => terminal::tell(text),
@@ -249,7 +249,7 @@ impl Queue {
     /// Queues a line; drops it if there is no room.
     fn push(&self, line: Vec<u8>) {
         let mut waiting = self.lock();
-        if waiting.bytes + line.len() > ROOM {
+        if waiting.bytes + line.len() > QUEUE_BYTES {
             drop(waiting);
             self.health.dropped();
             return;
@@ -327,7 +327,7 @@ impl Queue {
                 Ok(n) => text = &text[n..],
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 // Another process that has the same file open made it non-blocking.
-                Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(REST),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(RETRY_PAUSE),
                 Err(e) => return Err((e, text.len() < length)),
             }
         }
@@ -361,7 +361,7 @@ impl Look {
         let name = format!("{:>5}", level.as_str());
         let name = if self.colours { format!("\u{1b}[{colour}m{name}\u{1b}[0m") } else { name };
         // Continuation lines are indented, so that none can pass for a log line.
-        let message = terminal::harmless(&fields.message).replace('\n', "\n    ");
+        let message = terminal::sanitized(&fields.message).replace('\n', "\n    ");
         let mut line = format!("{now} {name} {message}");
         for (field, value) in fields.all.iter().filter(|(field, _)| !IN_MESSAGE.contains(field)) {
             let value = match value {

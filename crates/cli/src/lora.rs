@@ -58,12 +58,12 @@ impl Lora {
 
 /// Upper bound of the bytes that the adapters take on a device.
 pub(crate) fn bytes(all: &[LoadLora]) -> usize {
-    all.iter().map(|adoption| adoption.file.bytes()).sum()
+    all.iter().map(|lora| lora.file.bytes()).sum()
 }
 
 /// Loads the adapters into an engine.
 pub(crate) fn load(handle: &EngineHandle, all: Vec<LoadLora>) -> Result<(), Failed> {
-    all.into_iter().try_for_each(|adoption| handle.load_lora(adoption).map_err(Failed::new))
+    all.into_iter().try_for_each(|lora| handle.load_lora(lora).map_err(Failed::new))
 }
 
 /// The folder below which clients may load adapters, canonicalized.

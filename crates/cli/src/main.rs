@@ -84,7 +84,7 @@ fn main() -> ExitCode {
     let serves = matches!(cli.command, Command::Serve(_));
     match log::start(&cli.log, serves).and_then(|()| run(cli)) {
         Err(failed) if !failed.quiet => {
-            log::last_words(&format!("{} {}", terminal::red("error:"), terminal::harmless(&failed.why)));
+            log::final_line(&format!("{} {}", terminal::red("error:"), terminal::sanitized(&failed.why)));
             ExitCode::FAILURE
         }
         Ok(()) | Err(_) => {

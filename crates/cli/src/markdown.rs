@@ -8,9 +8,9 @@ use std::io;
 use crate::wrap::Style;
 
 /// Maximum bytes between an opening mark and its closing mark.
-const FAR: usize = 600;
+const MAX_LOOKAHEAD: usize = 600;
 /// Deepest heading level.
-const DEEPEST: usize = 6;
+const MAX_HEADING: usize = 6;
 
 /// Receives rendered pieces. `verbatim` text keeps its lines.
 pub(crate) type Put<'a> = dyn FnMut(&str, Style, bool) -> io::Result<()> + 'a;
@@ -108,7 +108,7 @@ impl Markdown {
         let (code, length) = (mark.starts_with('`'), mark.len());
         let line = held.split('\n').next().unwrap_or(held);
         // The mark itself may be incomplete.
-        let open = line.len() == held.len() && held.len() <= FAR && !at_end;
+        let open = line.len() == held.len() && held.len() <= MAX_LOOKAHEAD && !at_end;
         if held.len() == length && open {
             return Ok(false);
         }
@@ -156,7 +156,7 @@ fn other_half(inner: &str, mark: &str, open: bool) -> Option<usize> {
         // A run at the end of the received text may go on.
         let whole = run < rest.len() || !open;
         if run == mark.len() && whole {
-            return Some(at).filter(|at| (1..=FAR).contains(at));
+            return Some(at).filter(|at| (1..=MAX_LOOKAHEAD).contains(at));
         }
         from = at + run;
     }
@@ -192,7 +192,7 @@ fn line_start(held: &str, fence: Option<&str>, at_end: bool) -> Start {
     let length = held.find('\n').map_or(held.len(), |at| at + 1);
     let text = line.trim_start();
     // Longer indentation is not a fence.
-    if !whole && text.is_empty() && line.len() <= FAR {
+    if !whole && text.is_empty() && line.len() <= MAX_LOOKAHEAD {
         return Start::Unknown;
     }
     let first = text.get(..1).unwrap_or("");
@@ -203,7 +203,7 @@ fn line_start(held: &str, fence: Option<&str>, at_end: bool) -> Start {
             (true, true) if run >= mark.len() && text[run..].trim().is_empty() => {
                 Start::Fence(mark.to_owned(), length)
             }
-            (true, false) if text[run..].trim().is_empty() && line.len() <= FAR => Start::Unknown,
+            (true, false) if text[run..].trim().is_empty() && line.len() <= MAX_LOOKAHEAD => Start::Unknown,
             _ => Start::Text,
         };
     }
@@ -218,9 +218,9 @@ fn line_start(held: &str, fence: Option<&str>, at_end: bool) -> Start {
         // A run of backticks with others behind it on the line is an inline code span.
         "`" | "~" if text[run..].contains(first) => Start::Text,
         "`" | "~" if whole => Start::Fence(text[..run].to_owned(), length),
-        "`" | "~" if line.len() <= FAR => Start::Unknown,
-        "#" if run <= DEEPEST && text[run..].trim().is_empty() && !whole => Start::Unknown,
-        "#" if run <= DEEPEST && text[run..].starts_with(' ') => {
+        "`" | "~" if line.len() <= MAX_LOOKAHEAD => Start::Unknown,
+        "#" if run <= MAX_HEADING && text[run..].trim().is_empty() && !whole => Start::Unknown,
+        "#" if run <= MAX_HEADING && text[run..].starts_with(' ') => {
             Start::Heading(line.len() - text[run..].trim_start().len())
         }
         _ => Start::Text,
@@ -308,7 +308,7 @@ mod tests {
             assert!(!seen.contains("<b>"), "{seen}");
             assert_eq!(seen.replace("<c>", "```").replace("</c>", "```"), text);
         }
-        let far = format!("**{}** b", "x".repeat(2 * FAR));
+        let far = format!("**{}** b", "x".repeat(2 * MAX_LOOKAHEAD));
         assert_eq!(in_pieces(&far, 1), far);
     }
 }

@@ -185,22 +185,22 @@ impl Plan {
     }
 
     /// Plan for a seq2seq (encoder-decoder) model.
-    pub(crate) fn of_seq2seq(model: &Seq2SeqModel, desk: SlotLimits, device: &Device) -> Plan {
+    pub(crate) fn of_seq2seq(model: &Seq2SeqModel, limits: SlotLimits, device: &Device) -> Plan {
         let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
-        let [own, given] = desk.shapes();
-        let frames = if model.hears() { 4 * desk.encoder_tokens } else { 0 };
-        let read = (desk.encoder_tokens + frames) * activations(&encoder.layers, encoder.dim);
-        let written = desk.decoder_tokens * activations(&decoder.layers, decoder.dim);
-        let logits = 2 * desk.slots * decoder.vocab;
-        let context = Setting { value: desk.decoder_tokens, origin: Origin::Model };
+        let [own, given] = limits.shapes();
+        let frames = if model.hears() { 4 * limits.encoder_tokens } else { 0 };
+        let read = (limits.encoder_tokens + frames) * activations(&encoder.layers, encoder.dim);
+        let written = limits.decoder_tokens * activations(&decoder.layers, decoder.dim);
+        let logits = 2 * limits.slots * decoder.vocab;
+        let context = Setting { value: limits.decoder_tokens, origin: Origin::Model };
         Plan {
             weights: model.weight_bytes() as u64,
             adapters: 0,
             kv: (own.bytes(decoder).saturating_add(given.bytes(decoder))) as u64,
             workspace: ((read + written + logits) * DType::F32.size()) as u64,
             context,
-            made_for: desk.decoder_tokens,
-            slots: desk.slots,
+            made_for: limits.decoder_tokens,
+            slots: limits.slots,
             shape: own,
             device: device.to_string(),
             memory: device.info().memory(),

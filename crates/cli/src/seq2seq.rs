@@ -11,7 +11,7 @@ use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
 
 use crate::devices::{CpuOptions, Device, Hardware, Task, on_some_device};
-use crate::encoder::Place;
+use crate::encoder::Placement;
 use crate::load::Notice;
 use crate::memory::Plan;
 use crate::settings::KvType;
@@ -37,13 +37,13 @@ impl Drop for Running {
 /// Starts a seq2seq runner on the requested device or the best one with room. The choice is reported through `say`.
 pub(crate) fn start(
     model: &Seq2SeqModel,
-    place: Place,
+    placement: Placement,
     limits: SlotLimits,
     say: &dyn Fn(&Notice),
 ) -> Result<Running, Failed> {
     let plan = |device: &Device| Plan::of_seq2seq(model, limits, device);
-    let handle = on_some_device(place.device, plan, say, |device, _| {
-        device.run(StartSeq2Seq { model: model.clone(), limits, cpu: place.cpu })
+    let handle = on_some_device(placement.device, plan, say, |device, _| {
+        device.run(StartSeq2Seq { model: model.clone(), limits, cpu: placement.cpu })
     });
     Ok(Running(handle?))
 }
@@ -97,7 +97,7 @@ fn runner<B: Backend>(b: B, model: &Seq2SeqModel, limits: SlotLimits) -> Result<
 /// Starts a transcriber for up to `slots` recordings at a time.
 pub(crate) fn transcriber(
     model: &Seq2SeqModel,
-    place: Place,
+    placement: Placement,
     kv: KvType,
     slots: usize,
     say: &dyn Fn(&Notice),
@@ -110,7 +110,7 @@ pub(crate) fn transcriber(
     let speech = Speech::read(model, &tokenizer)?;
     let (encoder_tokens, decoder_tokens, queue) = (spec.encoder.context, spec.decoder.context, usize::MAX);
     let limits = SlotLimits { slots, encoder_tokens, decoder_tokens, dtype: kv.0, queue };
-    let running = start(model, place, limits, say)?;
+    let running = start(model, placement, limits, say)?;
     let transcriber = Transcriber::new(running.clone(), speech, tokenizer, audio.bands);
     Ok((running, transcriber))
 }

@@ -9,16 +9,16 @@ use crate::env;
 
 /// Sanitizes text from a file, a model or a server for a terminal: control characters other than newlines and tabs are
 /// replaced by visible ones.
-pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
-    let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
+pub(crate) fn sanitized(text: &str) -> Cow<'_, str> {
+    let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
     // Bidi controls can make text look like other text.
-    let turns = |c: char| matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
-    if !text.chars().any(|c| obeyed(c) || turns(c)) {
+    let is_bidi = |c: char| matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
+    if !text.chars().any(|c| is_control(c) || is_bidi(c)) {
         return Cow::Borrowed(text);
     }
     let shown = |c: char| match c {
-        c if obeyed(c) && (c as u32) < 0x20 => char::from_u32(0x2400 + c as u32).unwrap_or('?'),
-        c if obeyed(c) || turns(c) => '\u{FFFD}',
+        c if is_control(c) && (c as u32) < 0x20 => char::from_u32(0x2400 + c as u32).unwrap_or('?'),
+        c if is_control(c) || is_bidi(c) => '\u{FFFD}',
         c => c,
     };
     Cow::Owned(text.chars().map(shown).collect())
@@ -110,7 +110,7 @@ pub(crate) fn slow_bar() -> ProgressBar {
 fn bar(total: u64, what: &str, style: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
     let bar = ProgressBar::new(total).with_style(style.progress_chars("=> "));
-    bar.with_message(harmless(what).into_owned())
+    bar.with_message(sanitized(what).into_owned())
 }
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn control_characters_are_shown_and_not_obeyed() {
-        assert_eq!(harmless("plain\ttext\n"), "plain\ttext\n");
-        assert_eq!(harmless("\u{1b}[2Jgone\r\u{7f}\u{202e}"), "␛[2Jgone␍\u{FFFD}\u{FFFD}");
+        assert_eq!(sanitized("plain\ttext\n"), "plain\ttext\n");
+        assert_eq!(sanitized("\u{1b}[2Jgone\r\u{7f}\u{202e}"), "␛[2Jgone␍\u{FFFD}\u{FFFD}");
     }
 }

@@ -15,7 +15,7 @@ use crate::terminal;
 use crate::wrap::{Style, Wrap};
 
 /// A longer prefill shows a progress bar.
-const PATIENCE: Duration = Duration::from_secs(1);
+const BAR_DELAY: Duration = Duration::from_secs(1);
 
 /// How answers are shown on a terminal.
 #[derive(Clone, Copy, Debug, Default)]
@@ -123,7 +123,7 @@ impl View {
     fn prefill(&mut self, computed: usize, total: usize) {
         if computed >= total || self.part != Part::Nothing {
             self.clear_bar();
-        } else if self.bar.is_some() || self.began.elapsed() >= PATIENCE {
+        } else if self.bar.is_some() || self.began.elapsed() >= BAR_DELAY {
             let new = || terminal::count_bar(total as u64, "reading the prompt");
             self.bar.get_or_insert_with(new).set_position(computed as u64);
         }

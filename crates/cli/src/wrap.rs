@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use crate::terminal::harmless;
+use crate::terminal::sanitized;
 
 /// Style of a piece of text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl<W: Write> Wrap<W> {
 
     /// Writes text, wrapped between words.
     pub(crate) fn text(&mut self, text: &str, style: Style) -> io::Result<()> {
-        for c in harmless(text).chars() {
+        for c in sanitized(text).chars() {
             match c {
                 '\n' => {
                     self.word_out()?;
@@ -77,7 +77,7 @@ impl<W: Write> Wrap<W> {
     pub(crate) fn verbatim(&mut self, text: &str, style: Style) -> io::Result<()> {
         self.word_out()?;
         self.spaces_out(style)?;
-        for line in harmless(text).split_inclusive('\n') {
+        for line in sanitized(text).split_inclusive('\n') {
             let (line, ends) = line.strip_suffix('\n').map_or((line, false), |line| (line, true));
             self.switch(style)?;
             self.out.write_all(line.as_bytes())?;

@@ -13,37 +13,37 @@ use tallow_text::tokenizer::{Special, Tokenizer};
 use super::print;
 use crate::args::Run;
 use crate::chat::{Cut, News};
-use crate::encoder::Place;
+use crate::encoder::Placement;
 use crate::load::Notice;
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::view::{Looks, View};
 use crate::{Failed, seq2seq, terminal};
 
 /// Default maximum tokens of an answer.
-const USUAL: usize = 512;
-const USUAL_WHY: &str = "the default for models of this kind";
+const DEFAULT_TOKENS: usize = 512;
+const DEFAULT_REASON: &str = "the default for models of this kind";
 /// Upper limit of that: the KV cache for all of them is allocated up front.
-const MOST: usize = 1 << 16;
+const MAX_TOKENS: usize = 1 << 16;
 
 /// What is sent for each token of an answer.
-type Told = Result<u32, Failure>;
+type Sampled = Result<u32, Failure>;
 
 /// Samples an answer and sends its tokens.
-struct Answering {
+struct SampleAndSend {
     tokenizer: Tokenizer,
     sampler: Sampler,
     written: usize,
-    most: usize,
-    told: Sender<Told>,
+    max_tokens: usize,
+    sender: Sender<Sampled>,
     gone: bool,
 }
 
-impl LogitsPolicy for Answering {
+impl LogitsPolicy for SampleAndSend {
     fn next(&mut self, logits: &[f32]) -> Vec<u32> {
         let chosen = match self.sampler.sample(&mut logits.to_vec(), self.written) {
             Ok(choice) => choice.token,
             Err(why) => {
-                self.gone = self.told.send(Err(Failure::Broken(why.to_string()))).is_err();
+                self.gone = self.sender.send(Err(Failure::Broken(why.to_string()))).is_err();
                 return Vec::new();
             }
         };
@@ -52,8 +52,8 @@ impl LogitsPolicy for Answering {
         if self.tokenizer.ends_generation(chosen) {
             return Vec::new();
         }
-        self.gone = self.told.send(Ok(chosen)).is_err();
-        if self.written < self.most { vec![chosen] } else { Vec::new() }
+        self.gone = self.sender.send(Ok(chosen)).is_err();
+        if self.written < self.max_tokens { vec![chosen] } else { Vec::new() }
     }
 
     fn is_gone(&self) -> bool {
@@ -63,7 +63,7 @@ impl LogitsPolicy for Answering {
     fn end(self: Box<Self>, how: Result<(), Failure>) {
         if let Err(why) = how {
             // The receiver may be gone.
-            let _ = self.told.send(Err(why));
+            let _ = self.sender.send(Err(why));
         }
     }
 }
@@ -88,10 +88,11 @@ pub(crate) fn answer(
     let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
     let config = resolve(sources, &flags, &generation, Defaults::CHAT)?;
     let tokens = tokenizer.encode(prompt, Special::PROMPT)?;
-    let (encoder_tokens, most) = (tokens.len(), args.engine.context.unwrap_or(model.spec.encoder.context));
-    if encoder_tokens == 0 || encoder_tokens > most {
+    let (encoder_tokens, max_input) =
+        (tokens.len(), args.engine.context.unwrap_or(model.spec.encoder.context));
+    if encoder_tokens == 0 || encoder_tokens > max_input {
         let why = format!(
-            "the prompt has {encoder_tokens} tokens; from 1 to {most} are read (--context says how many)"
+            "the prompt has {encoder_tokens} tokens; from 1 to {max_input} are read (--context says how many)"
         );
         return Err(Failed::new(why));
     }
@@ -99,23 +100,29 @@ pub(crate) fn answer(
     if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
         return Err(Failed::new(format!("there is no token {id}: the model has {vocab}")));
     }
-    let most = config.max_tokens.as_ref().map_or(USUAL, |n| n.value).clamp(1, MOST);
-    let desk =
-        SlotLimits { slots: 1, encoder_tokens, decoder_tokens: most + 1, dtype: config.kv.value.0, queue: 1 };
-    let handle = seq2seq::start(model, Place::of(&config), desk, &Notice::show)?;
-    let (told, hear) = channel();
+    let max_tokens = config.max_tokens.as_ref().map_or(DEFAULT_TOKENS, |n| n.value).clamp(1, MAX_TOKENS);
+    let limits = SlotLimits {
+        slots: 1,
+        encoder_tokens,
+        decoder_tokens: max_tokens + 1,
+        dtype: config.kv.value.0,
+        queue: 1,
+    };
+    let handle = seq2seq::start(model, Placement::of(&config), limits, &Notice::show)?;
+    let (sender, received) = channel();
     let sampler = Sampler::new(config.sampling(), &[]);
-    let pen = Answering { tokenizer: tokenizer.clone(), sampler, written: 0, most, told, gone: false };
+    let policy =
+        SampleAndSend { tokenizer: tokenizer.clone(), sampler, written: 0, max_tokens, sender, gone: false };
     handle.submit(Task {
         input: EncoderInput::Tokens(tokens),
         prompt: vec![model.spec.start],
-        policy: Box::new(pen),
+        policy: Box::new(policy),
     })?;
     let mut text = Answer::new(tokenizer, &[], args.stop.clone(), Vec::new(), false);
     let looks = Looks { wraps: !args.chat.plain, ..Looks::default() };
     let mut view = View::new(looks, args.chat.echo.then(|| prompt.to_owned()));
     let (mut written, mut stopped) = (0, false);
-    for token in hear {
+    for token in received {
         written += 1;
         let said = match text.push(token?) {
             TextStep::More(said) => said,
@@ -135,8 +142,8 @@ pub(crate) fn answer(
     }
     view.end()?;
     let chosen = config.max_tokens.is_some();
-    if written == most && !stopped && (!chosen || std::io::stderr().is_terminal()) {
-        let cut = Cut::Tokens { most, chosen, why: USUAL_WHY };
+    if written == max_tokens && !stopped && (!chosen || std::io::stderr().is_terminal()) {
+        let cut = Cut::Tokens { most: max_tokens, chosen, why: DEFAULT_REASON };
         terminal::tell(&terminal::dim(&cut.words(false)));
     }
     print("")

@@ -51,7 +51,7 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
     let mut report = Report::new(args.output, tests.iter().map(|test| label(*test).chars().count()).max())?;
     for name in names {
         let model = load::model(name, load::OpenOptions::new(sources, args.offline, args.quant)?)?;
-        let device = on(args, &model)?;
+        let device = requested_device(args, &model)?;
         for (threads, batch, kv) in settings(&threads, &batches(args), &kvs) {
             let device = DeviceArgs {
                 device,
@@ -96,7 +96,7 @@ fn batches(args: &Bench) -> Vec<usize> {
 }
 
 /// The requested device, also by a number of layers.
-fn on(args: &Bench, model: &Model) -> Result<Option<DeviceChoice>, Failed> {
+fn requested_device(args: &Bench, model: &Model) -> Result<Option<DeviceChoice>, Failed> {
     let layers = model.spec.layers.len();
     match args.gpu_layers {
         None => Ok(args.device),
@@ -319,9 +319,9 @@ fn prompt<B: Backend>(
 }
 
 /// Token ids at these positions of each sequence.
-fn tokens(places: Range<usize>, sequences: usize, model: &Model) -> Vec<Vec<u32>> {
+fn tokens(positions: Range<usize>, sequences: usize, model: &Model) -> Vec<Vec<u32>> {
     // Offset so far that sequences differ.
-    (0..sequences).map(|s| places.clone().map(|i| token(i + (s << 20), model)).collect()).collect()
+    (0..sequences).map(|s| positions.clone().map(|i| token(i + (s << 20), model)).collect()).collect()
 }
 
 /// Arbitrary token ids, as long as they differ.
@@ -336,17 +336,17 @@ fn bound(model: &Model, setup: Setup, test: Test, speeds: Speeds) -> f64 {
     let answer = Test { prompt: 0, depth: test.depth + test.prompt, ..test };
     let mut seconds = 0.0;
     if prompt.tokens() > 0 {
-        seconds += prompt.tokens() as f64 * work(model, prompt) / speeds.flops;
+        seconds += prompt.tokens() as f64 * prompt_flops(model, prompt) / speeds.flops;
     }
     if answer.tokens() > 0 {
-        seconds += answer.generated as f64 * bytes(model, setup, answer) / speeds.read;
+        seconds += answer.generated as f64 * answer_bytes(model, setup, answer) / speeds.read;
     }
     test.tokens() as f64 / seconds
 }
 
 /// Bytes read to decode one token of each sequence: the weights in use, once for all sequences, and the KV cache or
 /// recurrent states of each.
-fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
+fn answer_bytes(model: &Model, setup: Setup, test: Test) -> f64 {
     let spec = &model.spec;
     // One row of the embedding table is read, unless it is also the head (tied embeddings).
     let table = if spec.tied_embeddings { 0 } else { embedding(model) };
@@ -362,11 +362,11 @@ fn bytes(model: &Model, setup: Setup, test: Test) -> f64 {
         .sum();
     let states = spec.layers.iter().map(LayerSpec::state_len).sum::<usize>() * DType::F32.size();
     let cache = (cache * setup.kv.0.size() as f64 + states as f64) * test.sequences as f64;
-    (model.weight_bytes() - table) as f64 - idle(model, test.sequences) + cache
+    (model.weight_bytes() - table) as f64 - idle_expert_bytes(model, test.sequences) + cache
 }
 
 /// Expected bytes of experts that no sequence is routed to, if routing is uniformly random.
-fn idle(model: &Model, sequences: usize) -> f64 {
+fn idle_expert_bytes(model: &Model, sequences: usize) -> f64 {
     let layers = model.spec.layers.iter().enumerate();
     let of = |(i, l): (usize, &LayerSpec)| {
         let missed = l
@@ -386,7 +386,7 @@ fn embedding(model: &Model) -> usize {
 }
 
 /// FLOPs (multiplications and additions) per token of a prompt, on average.
-fn work(model: &Model, test: Test) -> f64 {
+fn prompt_flops(model: &Model, test: Test) -> f64 {
     let spec = &model.spec;
     let depth = test.depth as f64 + test.prompt as f64 / 2.0;
     let layers: f64 = spec

@@ -49,7 +49,7 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         (Some(importance), Some(path)) => Conversion::new(&model, out)?.caring(importance, path)?,
         _ => Conversion::new(&model, out)?,
     };
-    conversion.notes().iter().for_each(|note| terminal::tell(&terminal::harmless(note)));
+    conversion.notes().iter().for_each(|note| terminal::tell(&terminal::sanitized(note)));
     let part = Part::create(out, conversion.size())?;
     let stop = stopping();
     let bar = terminal::bytes_bar(conversion.size(), "converting");
@@ -97,7 +97,7 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
     Err(Failed::new(format!(
         "{}: GGUF files are written of models that generate text only, and this is {kind}: use it as it is stored, by \
          {others}",
-        terminal::harmless(&args.model)
+        terminal::sanitized(&args.model)
     )))
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         text += &describe(&device, args.report);
     }
     if args.report {
-        return print(&terminal::harmless(&format!("```\n{text}```\n")));
+        return print(&terminal::sanitized(&format!("```\n{text}```\n")));
     }
     let opened = match &args.model {
         Some(name) => {
@@ -44,14 +44,16 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
                     let config = config(&args, sources, &model.generation()?)?;
                     let (encoder_tokens, decoder_tokens) =
                         (model.spec.encoder.context, model.spec.decoder.context);
-                    let desk = SlotLimits {
+                    let limits = SlotLimits {
                         slots: 1,
                         encoder_tokens,
                         decoder_tokens,
                         dtype: config.kv.value.0,
                         queue: 1,
                     };
-                    return of_one_use(text, name, &config, |device| Plan::of_seq2seq(&model, desk, device));
+                    return of_one_use(text, name, &config, |device| {
+                        Plan::of_seq2seq(&model, limits, device)
+                    });
                 }
             }
         }
@@ -88,7 +90,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     for (name, value) in env::set() {
         let _ = writeln!(text, "  {name:<20} {value}");
     }
-    print(&terminal::harmless(&text))?;
+    print(&terminal::sanitized(&text))?;
     verdict
 }
 
@@ -130,7 +132,7 @@ fn of_one_use(
     plan: impl Fn(&Device) -> Plan,
 ) -> Result<(), Failed> {
     let (lines, found) = planned(&load::short_name(name), config, plan)?;
-    print(&terminal::harmless(&(text + &lines)))?;
+    print(&terminal::sanitized(&(text + &lines)))?;
     found.map(drop)
 }
 
@@ -156,7 +158,7 @@ fn describe(device: &Device, whole: bool) -> String {
         bar.set_length(all as u64);
         let name = device.to_string();
         // `vulkan:0`, without the vendor's name for it: the line has to fit.
-        let name = terminal::harmless(name.split(' ').next().unwrap_or_default()).into_owned();
+        let name = terminal::sanitized(name.split(' ').next().unwrap_or_default()).into_owned();
         bar.set_message(format!("testing {name}: {op}"));
         bar.set_position(done as u64);
     };

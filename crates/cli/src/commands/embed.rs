@@ -8,17 +8,17 @@ use tallow_models::encoder::{EncoderModel, Image, Input, Item, Truncation, relev
 
 use super::{print, text_or_stdin};
 use crate::args::{Classify, DeviceArgs, Embed, Rerank};
-use crate::encoder::{self, Place, Running};
+use crate::encoder::{self, Placement, Running};
 use crate::load::{self, Notice};
 use crate::settings::{Sources, unreadable};
 use crate::{Failed, terminal};
 
 /// Texts submitted together: their results are shown before more are submitted.
-const TOGETHER: usize = 256;
+const TEXT_BATCH: usize = 256;
 /// Images submitted together; they take more memory than texts.
-const IMAGES_TOGETHER: usize = 16;
+const IMAGE_BATCH: usize = 16;
 /// Largest image file that is read.
-const MOST_BYTES: u64 = 256 << 20;
+const MAX_BYTES: u64 = 256 << 20;
 
 pub(crate) fn embed(args: &Embed, sources: &Sources) -> Result<(), Failed> {
     let model =
@@ -62,14 +62,14 @@ fn each_vector(
         }
         Ok::<_, Failed>(())
     };
-    for (part, some) in texts.chunks(TOGETHER).enumerate() {
+    for (part, some) in texts.chunks(TEXT_BATCH).enumerate() {
         let item = |(i, text): (usize, &String)| {
-            let named = |why| Failed::new(format!("text {}: {why}", part * TOGETHER + i + 1));
+            let named = |why| Failed::new(format!("text {}: {why}", part * TEXT_BATCH + i + 1));
             handle.info().inputs.text(text, cut).map(Item::Text).map_err(named)
         };
         hand_in(some.iter().enumerate().map(item).collect::<Result<_, Failed>>()?)?;
     }
-    for some in args.images.chunks(IMAGES_TOGETHER) {
+    for some in args.images.chunks(IMAGE_BATCH) {
         let item = |file: &PathBuf| image(handle, file).map(Item::Image);
         hand_in(some.iter().map(item).collect::<Result<_, Failed>>()?)?;
     }
@@ -79,8 +79,8 @@ fn each_vector(
 fn image(handle: &Running, file: &Path) -> Result<Image, Failed> {
     let named = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", file.display()));
     let size = std::fs::metadata(file).map_err(|e| named(&unreadable(&e)))?.len();
-    if size > MOST_BYTES {
-        return Err(named(&format_args!("it has {size} bytes; {MOST_BYTES} are the most that is read")));
+    if size > MAX_BYTES {
+        return Err(named(&format_args!("it has {size} bytes; {MAX_BYTES} are the most that is read")));
     }
     let bytes = std::fs::read(file).map_err(|e| named(&unreadable(&e)))?;
     handle.info().inputs.image(&bytes).map_err(|e| named(&e))
@@ -113,7 +113,7 @@ fn matched(args: &Embed, model: &EncoderModel, texts: &[String], sources: &Sourc
         let mut ranked: Vec<(f32, &String)> = shares.into_iter().zip(texts).collect();
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
         let line = |(share, text): (f32, &String)| format!("{share:.6}  {}  {text}\n", file.display());
-        print(&terminal::harmless(&ranked.into_iter().map(line).collect::<String>()))
+        print(&terminal::sanitized(&ranked.into_iter().map(line).collect::<String>()))
     })
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn rerank(args: &Rerank, sources: &Sources) -> Result<(), Failed> {
         false => format!("{score:.6}  {index}  {}\n", documents[*index]),
     };
     let lines: String = ranked.iter().map(line).collect();
-    print(&if args.json { lines } else { terminal::harmless(&lines).into_owned() })
+    print(&if args.json { lines } else { terminal::sanitized(&lines).into_owned() })
 }
 
 pub(crate) fn classify(args: &Classify, sources: &Sources) -> Result<(), Failed> {
@@ -153,7 +153,7 @@ pub(crate) fn classify(args: &Classify, sources: &Sources) -> Result<(), Failed>
     let handle = start(&model, &args.model, &args.device, sources)?;
     let cut = if args.truncate { Truncation::End } else { Truncation::No };
     let mut next = 0;
-    for some in texts.chunks(TOGETHER) {
+    for some in texts.chunks(TEXT_BATCH) {
         let input = |(i, text): (usize, &String)| {
             let named = |why| Failed::new(format!("text {}: {why}", next + i + 1));
             handle.info().inputs.text(text, cut).map_err(named)
@@ -169,9 +169,8 @@ pub(crate) fn classify(args: &Classify, sources: &Sources) -> Result<(), Failed>
                     let each: Vec<Value> = each.map(|(l, p)| json!({ "label": l, "score": p })).collect();
                     format!("{}\n", json!({ "index": next, "label": label, "scores": each }))
                 }
-                false => {
-                    terminal::harmless(&format!("{:.6}  {label}  {text}\n", probabilities[best])).into_owned()
-                }
+                false => terminal::sanitized(&format!("{:.6}  {label}  {text}\n", probabilities[best]))
+                    .into_owned(),
             };
             next += 1;
         }
@@ -194,8 +193,8 @@ fn start(
     device: &DeviceArgs,
     sources: &Sources,
 ) -> Result<Running, Failed> {
-    let place = Place::new(sources, device)?;
-    encoder::start(model, place, vec![load::short_name(name)], 1, &Notice::show_passed_over)
+    let placement = Placement::new(sources, device)?;
+    encoder::start(model, placement, vec![load::short_name(name)], 1, &Notice::show_passed_over)
 }
 
 fn answered(handle: &Running, inputs: Vec<impl Into<Item>>) -> Result<Vec<Vec<f32>>, Failed> {

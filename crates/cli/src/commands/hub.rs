@@ -41,7 +41,7 @@ pub(crate) fn fetch(model: &ModelRef) -> Result<Snapshot, Failed> {
 
 fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
     let tell = |bar: &Option<(String, ProgressBar)>, text: String| {
-        let text = terminal::harmless(&text).into_owned();
+        let text = terminal::sanitized(&text).into_owned();
         match bar {
             Some((_, bar)) if !bar.is_hidden() => bar.println(text),
             _ => terminal::tell(&text),
@@ -103,7 +103,7 @@ pub(crate) fn list(args: &List) -> Result<(), Failed> {
     let mut text = format!("{:<width$}  {:>9}  {:>5}  {}\n", "NAME", "SIZE", "FILES", "MODIFIED");
     for m in &models {
         let state = if m.complete { "" } else { "  (incomplete: pull it again)" };
-        let name = terminal::harmless(&m.name);
+        let name = terminal::sanitized(&m.name);
         text +=
             &format!("{name:<width$}  {:>9}  {:>5}  {}{state}\n", size(m.bytes), m.files, ago(m.modified));
     }
@@ -163,7 +163,7 @@ pub(crate) fn search(args: &Search, sources: &Sources) -> Result<(), Failed> {
     }
     text += "\nSizes are about what is downloaded. A quantization may follow a name, as in qwen3:4b:Q8_0. Every other model \
              of the\nhub is named as org/name or org/name:QUANT; `tallow pull NAME` says whether it can be run.\n";
-    print(&terminal::harmless(&text))
+    print(&terminal::sanitized(&text))
 }
 
 /// `tallow rm`
@@ -190,7 +190,7 @@ pub(crate) fn rm(args: &Rm) -> Result<(), Failed> {
 fn agreed(models: &[CachedModel]) -> Result<bool, Failed> {
     let bytes = size(models.iter().map(|m| m.bytes).sum());
     let names =
-        models.iter().map(|m| terminal::harmless(&m.name).into_owned()).collect::<Vec<_>>().join(", ");
+        models.iter().map(|m| terminal::sanitized(&m.name).into_owned()).collect::<Vec<_>>().join(", ");
     if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
         let why = format!(
             "{names} ({bytes}) is in the cache that other programs that use the hub share; --yes removes it without asking"

@@ -32,24 +32,24 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
         load::open(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     // Names that tensors have, or would have, in a GGUF file.
     let names = Conversion::new(&opened.model, out)?.names();
-    let Chunks { mut goes, context, tokens } = Chunks::read(&args.file, &opened, args.context)?;
+    let Chunks { mut chunks, context, tokens } = Chunks::read(&args.file, &opened, args.context)?;
     // A short chunk says nothing about late positions.
-    goes.retain(|go| go.len() == context || tokens < context);
-    goes.truncate(args.chunks.unwrap_or(usize::MAX));
-    if goes.is_empty() {
+    chunks.retain(|chunk| chunk.len() == context || tokens < context);
+    chunks.truncate(args.chunks.unwrap_or(usize::MAX));
+    if chunks.is_empty() {
         return Err(Failed::new(format!("{}: has no tokens", args.file.display())));
     }
     let mut setup = Setup::new(sources, &args.device, Some("f32"), Arithmetic::Fast)?;
     (setup.context, setup.batch) = (context, STEP.min(context));
-    let inputs = run_single(&opened.model, setup, &mut Capture { goes: &goes, step: setup.batch })?;
+    let inputs = run_single(&opened.model, setup, &mut Capture { chunks: &chunks, step: setup.batch })?;
     let measured = Measured {
         text: args.file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        goes: goes.len(),
+        goes: chunks.len(),
         context,
     };
     let (bytes, known) = inputs.file(out, &names, &measured)?;
     write(out, &bytes)?;
-    let count: usize = goes.iter().map(Vec::len).sum();
+    let count: usize = chunks.iter().map(Vec::len).sum();
     let missed = match inputs.unheard() {
         0 => String::new(),
         n => format!("; {n} experts got no token, and count as if all their inputs were alike"),
@@ -71,7 +71,7 @@ fn write(out: &Path, bytes: &[u8]) -> Result<(), Failed> {
 
 /// Runs chunks through the model and records the inputs of its linear layers.
 struct Capture<'a> {
-    goes: &'a [Vec<u32>],
+    chunks: &'a [Vec<u32>],
     step: usize,
 }
 
@@ -79,14 +79,14 @@ impl ModelTask for Capture<'_> {
     type Output = Inputs;
 
     fn run<B: MeasuredBackend>(&mut self, mut runner: SingleRunner<B>) -> Result<Inputs, Failed> {
-        let bar = terminal::count_bar(self.goes.len() as u64, "measuring");
+        let bar = terminal::count_bar(self.chunks.len() as u64, "measuring");
         let inputs = Rc::new(RefCell::new(Inputs::default()));
         let sums = inputs.clone();
         let observer = Box::new(move |origin: &_, rows: &[f32]| sums.borrow_mut().add(origin, rows));
         runner.backend().trace().set_observer(Some(observer));
-        for go in self.goes {
+        for chunk in self.chunks {
             runner.rewind(0);
-            for tokens in go.chunks(self.step) {
+            for tokens in chunk.chunks(self.step) {
                 runner.step(tokens, Wanted::None, |_, _| Ok(()))?;
             }
             bar.inc(1);

@@ -22,11 +22,11 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
     let opened =
         load::open(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     // Every token of a chunk but the first is scored.
-    let Chunks { mut goes, context: wanted, tokens } = Chunks::read(&args.file, &opened, args.context)?;
-    goes.truncate(args.chunks.unwrap_or(usize::MAX));
+    let Chunks { mut chunks, context: wanted, tokens } = Chunks::read(&args.file, &opened, args.context)?;
+    chunks.truncate(args.chunks.unwrap_or(usize::MAX));
     let mut setup = Setup::new(sources, &args.device, Some(&args.kv), Arithmetic::Fast)?;
     (setup.context, setup.batch, setup.logits) = (wanted, STEP, STEP);
-    let Scores { sum, squares, count } = run_single(&opened.model, setup, &mut Scoring { goes: &goes })?;
+    let Scores { sum, squares, count } = run_single(&opened.model, setup, &mut Scoring { chunks: &chunks })?;
     if count == 0 {
         let name = args.file.display();
         return Err(Failed::new(format!("{name}: has {tokens} tokens; two are needed to score one")));
@@ -48,7 +48,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
 
 /// Scores chunks.
 struct Scoring<'a> {
-    goes: &'a [Vec<u32>],
+    chunks: &'a [Vec<u32>],
 }
 
 /// Sums over the log-probabilities of all scored tokens.
@@ -63,10 +63,10 @@ impl ModelTask for Scoring<'_> {
     type Output = Scores;
 
     fn run<B: MeasuredBackend>(&mut self, mut runner: SingleRunner<B>) -> Result<Scores, Failed> {
-        let bar = terminal::count_bar(self.goes.len() as u64, "scoring");
+        let bar = terminal::count_bar(self.chunks.len() as u64, "scoring");
         let mut scores = Scores::default();
-        for go in self.goes {
-            for logprob in score(&mut runner, go)? {
+        for chunk in self.chunks {
+            for logprob in score(&mut runner, chunk)? {
                 scores.sum += logprob;
                 scores.squares += logprob * logprob;
                 scores.count += 1;

@@ -9,9 +9,9 @@ use crate::args::Run;
 use crate::{Failed, terminal};
 
 /// Separator between texts of different sources.
-const BETWEEN: &str = "\n\n";
+const SEPARATOR: &str = "\n\n";
 /// After this long without input the user is told that standard input is being read.
-const PATIENCE: Duration = Duration::from_secs(3);
+const STDIN_NOTICE: Duration = Duration::from_secs(3);
 
 /// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) fn prompt(args: &Run) -> Result<Option<Prompt>, Failed> {
     // An empty prompt on the command line has the model begin by itself.
     let given = words.is_some();
     let texts = [piped, file, words].into_iter().flatten().filter(|text| !text.is_empty());
-    let text = texts.collect::<Vec<_>>().join(BETWEEN);
+    let text = texts.collect::<Vec<_>>().join(SEPARATOR);
     if text.is_empty() && !given {
         let why =
             "the prompt is empty: give one behind the model, in a file (-f FILE) or through standard input";
@@ -55,7 +55,7 @@ fn piped() -> Result<String, Failed> {
         let _ = sender.send(read.map(|_| bytes));
     })?;
     let gone = || Failed::new("standard input cannot be read");
-    let bytes = match received.recv_timeout(PATIENCE) {
+    let bytes = match received.recv_timeout(STDIN_NOTICE) {
         Err(RecvTimeoutError::Timeout) => {
             terminal::tell("(reading standard input to its end; `< /dev/null` gives none)");
             received.recv().map_err(|_| gone())?

@@ -17,7 +17,7 @@ use crate::terminal;
 use crate::view::{Looks, View};
 
 /// A prompt of fewer bytes, and so of fewer tokens, leaves room in any default context.
-const SHORT: usize = 4096;
+const SHORT_PROMPT: usize = 4096;
 
 pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     // A prompt that cannot be read should not cost the loading of a model.
@@ -47,7 +47,8 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let mut config = opened.after_text_codec(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
     let adapters = Lora::open_all(args.lora.as_slice())?;
     config.adapter_room = lora::bytes(&adapters);
-    if let Some(prompt) = prompt.as_ref().filter(|p| p.text.len() > SHORT && config.context.is_none()) {
+    if let Some(prompt) = prompt.as_ref().filter(|p| p.text.len() > SHORT_PROMPT && config.context.is_none())
+    {
         make_room(&mut config, &opened, &args, &prompt.text)?;
     }
     let handle = opened.start(&config, vec![opened.name.clone()], &Notice::show)?;

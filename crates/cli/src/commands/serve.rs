@@ -12,7 +12,7 @@ use tallow_text::generation::Generation;
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::{SampleArgs, Serve};
-use crate::encoder::{self, Place, Running};
+use crate::encoder::{self, Placement, Running};
 use crate::load::{self, DEMO, Notice};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, Flags, Sources, resolve};
@@ -143,7 +143,13 @@ fn start_encoder(
     }
     let config = resolve(sources, &Flags::of_server(args), &Generation::default(), Defaults::API)?;
     let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
-    encoder::start(model, Place::of(&config), names, config.slots.value + config.queue.value, &Notice::log)
+    encoder::start(
+        model,
+        Placement::of(&config),
+        names,
+        config.slots.value + config.queue.value,
+        &Notice::log,
+    )
 }
 
 /// Starts a transcriber for a speech model. Options for text generation are rejected.
@@ -164,9 +170,9 @@ fn start_seq2seq(
     }
     let config = resolve(sources, &Flags::of_server(args), &Generation::default(), Defaults::API)?;
     let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
-    let (places, queue) = (config.slots.value, config.slots.value + config.queue.value);
+    let (slots, queue) = (config.slots.value, config.slots.value + config.queue.value);
     let (running, transcriber) =
-        seq2seq::transcriber(model, Place::of(&config), config.kv.value, places, &Notice::log)?;
+        seq2seq::transcriber(model, Placement::of(&config), config.kv.value, slots, &Notice::log)?;
     Ok((running, ServedSpeech::new(transcriber, names, queue)))
 }
 
@@ -182,7 +188,7 @@ fn announce(
         let _within = runtime.enter();
         Signals::listen()
     };
-    tracing::info!("serving {} on http://{address}/v1", terminal::harmless(name));
+    tracing::info!("serving {} on http://{address}/v1", terminal::sanitized(name));
     if !address.ip().is_loopback() && settings.api_keys.is_empty() {
         tracing::warn!(
             "everybody who can reach {address} can use this server: set TALLOW_API_KEY or --api-key-file"

@@ -17,10 +17,10 @@ use crate::args::Show;
 use crate::load::{self, LoadedModel};
 use crate::memory::size;
 use crate::settings::Sources;
-use crate::terminal::harmless;
+use crate::terminal::sanitized;
 
 /// Maximum characters shown of a metadata value.
-const SHOWN: usize = 100;
+const MAX_SHOWN: usize = 100;
 
 pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
     let model = match load::any(&args.model, load::OpenOptions::new(sources, args.offline, None)?)? {
@@ -46,7 +46,7 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
     if args.tensors {
         text += &tensors(&opened.model.checkpoint);
     }
-    print(&harmless(&text))
+    print(&sanitized(&text))
 }
 
 fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
@@ -64,7 +64,7 @@ fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
     if args.tensors {
         text += &tensors(&model.checkpoint);
     }
-    print(&harmless(&text))
+    print(&sanitized(&text))
 }
 
 /// The same for a seq2seq (encoder-decoder) model.
@@ -103,7 +103,7 @@ fn show_seq2seq(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
     if args.tensors {
         text += &tensors(checkpoint);
     }
-    print(&harmless(&text))
+    print(&sanitized(&text))
 }
 
 fn summary_of_encoder(name: String, model: &EncoderModel) -> String {
@@ -205,8 +205,8 @@ fn context(spec: &DecoderSpec) -> String {
 fn feed_forward(layer: &LayerSpec) -> String {
     let width = layer.ffn.expert().width;
     let Some(MoeSpec { experts, .. }) = layer.ffn.moe() else { return format!("mlp {width}") };
-    let beside = experts.shared.map(|s| s.width).or(layer.ffn.dense().map(|dense| dense.width));
-    let shared = beside.map_or(String::new(), |width| format!(" and one of {width}"));
+    let shared = experts.shared.map(|s| s.width).or(layer.ffn.dense().map(|dense| dense.width));
+    let shared = shared.map_or(String::new(), |width| format!(" and one of {width}"));
     format!("{} of {} experts of {width}{shared}", experts.top_k, experts.count)
 }
 
@@ -281,7 +281,7 @@ fn tensors(checkpoint: &Checkpoint) -> String {
 }
 
 fn metadata(checkpoint: &Checkpoint) -> String {
-    let cut = |text: String| match text.char_indices().nth(SHOWN) {
+    let cut = |text: String| match text.char_indices().nth(MAX_SHOWN) {
         Some((at, _)) => format!("{}… ({} characters)", &text[..at], text.chars().count()),
         None => text,
     };

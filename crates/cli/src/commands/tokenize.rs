@@ -33,7 +33,7 @@ pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed>
         return print(&format!("[{}]\n", list.join(", ")));
     }
     let line = |id: &u32| format!("{id:>8}  {:?}\n", tokenizer.token_text(*id).unwrap_or_default());
-    print(&terminal::harmless(&ids.iter().map(line).collect::<String>()))
+    print(&terminal::sanitized(&ids.iter().map(line).collect::<String>()))
 }
 
 /// Token ids, however they are separated.

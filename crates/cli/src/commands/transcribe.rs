@@ -13,7 +13,7 @@ use tallow_server::transcript::{Format, Transcript, clock};
 use super::print;
 use crate::args::{self, Transcribe, Wanted};
 use crate::devices::Arithmetic;
-use crate::encoder::Place;
+use crate::encoder::Placement;
 use crate::load::{self, Notice};
 use crate::settings::Sources;
 use crate::single_runner::Setup;
@@ -27,9 +27,9 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
     check(args)?;
     let model =
         load::seq2seq(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
-    let place = Place::new(sources, &args.device)?;
+    let placement = Placement::new(sources, &args.device)?;
     let kv = Setup::new(sources, &args.device, None, Arithmetic::Fast)?.kv;
-    let (_running, transcriber) = seq2seq::transcriber(&model, place, kv, 1, &Notice::show_passed_over)?;
+    let (_running, transcriber) = seq2seq::transcriber(&model, placement, kv, 1, &Notice::show_passed_over)?;
     let speech = &transcriber.speech;
     let language = args.language.as_ref().map(|name| {
         let none = || Failed::new(format!("--language {name}: the model knows these: {}", speech.known()));
@@ -39,7 +39,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
     if job == Job::Translate && speech.languages.is_empty() {
         return Err(Failed::new("--task translate: the model knows one language only"));
     }
-    let wish = TranscribeOptions {
+    let options = TranscribeOptions {
         language: language.transpose()?.flatten(),
         job,
         prompt: args.prompt.clone(),
@@ -49,9 +49,9 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
     for (i, file) in args.files.iter().enumerate() {
         if args.files.len() > 1 && args.format == args::Transcript::Text {
             let name = file.display().to_string();
-            print(&format!("{}==> {} <==\n", if i > 0 { "\n" } else { "" }, terminal::harmless(&name)))?;
+            print(&format!("{}==> {} <==\n", if i > 0 { "\n" } else { "" }, terminal::sanitized(&name)))?;
         }
-        one(args, file, &transcriber, &wish)?;
+        one(args, file, &transcriber, &options)?;
         if args.files.len() > 1 && args.format != args::Transcript::Text {
             print("\n")?;
         }
@@ -96,7 +96,7 @@ fn one(
     args: &Transcribe,
     file: &Path,
     transcriber: &Transcriber,
-    wish: &TranscribeOptions,
+    options: &TranscribeOptions,
 ) -> Result<(), Failed> {
     let mut audio = opened(file)?;
     let bar = terminal::count_bar(audio.seconds.map_or(0, |s| s.ceil() as u64), "seconds");
@@ -104,8 +104,8 @@ fn one(
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
     let (mut segments, mut lost) = (Vec::new(), None);
-    let heard =
-        transcriber.run(wish, &mut |n| audio.read(n).map_err(|e| e.to_string()), &mut |some, done| {
+    let result =
+        transcriber.run(options, &mut |n| audio.read(n).map_err(|e| e.to_string()), &mut |some, done| {
             if args.format == args::Transcript::Text {
                 // Segments are shown as they come.
                 let shown = bar.suspend(|| show(some, args.timestamps));
@@ -115,11 +115,11 @@ fn one(
             bar.set_position(done as u64);
         });
     bar.finish_and_clear();
-    let transcription = heard.map_err(|why| Failed::new(format!("{}: {why}", file.display())))?;
+    let transcription = result.map_err(|why| Failed::new(format!("{}: {why}", file.display())))?;
     if let Some(why) = lost {
         return Err(why.into());
     }
-    let transcript = Transcript { job: wish.job, transcription, segments };
+    let transcript = Transcript { job: options.job, transcription, segments };
     match args.format {
         args::Transcript::Text => print(""),
         format => print(&transcript.written(written(format))),
@@ -140,7 +140,7 @@ fn written(format: args::Transcript) -> Format {
 fn show(segments: &[Segment], times: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     for segment in segments {
-        let text = terminal::harmless(segment.text.trim());
+        let text = terminal::sanitized(segment.text.trim());
         match times {
             true => writeln!(out, "[{} --> {}] {text}", clock(segment.start, '.'), clock(segment.end, '.'))?,
             false => writeln!(out, "{text}")?,

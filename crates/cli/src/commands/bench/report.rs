@@ -126,7 +126,7 @@ fn is_in_cache(row: &Row<'_>) -> bool {
 
 fn markdown(row: &Row<'_>, widths: &[usize; 9]) -> String {
     let (mean, sd) = mean_and_deviation(&speeds(row));
-    let name = terminal::harmless(&model_type(row.model)).into_owned();
+    let name = terminal::sanitized(&model_type(row.model)).into_owned();
     let name = match name.char_indices().nth(widths[0] - 1) {
         Some((at, _)) if name.chars().count() > widths[0] => format!("{}…", &name[..at]),
         _ => name,

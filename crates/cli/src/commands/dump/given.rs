@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use crate::Failed;
 
 /// Largest file that is read, in bytes.
-const MOST: u64 = 1 << 30;
+const MAX_BYTES: u64 = 1 << 30;
 
 /// A safetensors file with inputs for models: `input_ids` and what belongs to it, or several as `NAME.input_ids`.
 pub(super) struct Given {
@@ -25,8 +25,8 @@ impl Given {
     pub(super) fn read(path: &Path) -> Result<Given, Failed> {
         let mut given = Given { path: path.to_owned(), bytes: Vec::new() };
         let size = std::fs::metadata(path).map_err(|e| given.wrong(e))?.len();
-        if size > MOST {
-            return Err(given.wrong(format_args!("has {size} bytes; at most {MOST} are read")));
+        if size > MAX_BYTES {
+            return Err(given.wrong(format_args!("has {size} bytes; at most {MAX_BYTES} are read")));
         }
         given.bytes = std::fs::read(path).map_err(|e| given.wrong(e))?;
         given.file()?;

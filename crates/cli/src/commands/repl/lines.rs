@@ -14,11 +14,11 @@ use super::{COMMANDS, set};
 use crate::{Failed, env, load, terminal};
 
 /// Opens and closes text of several lines.
-const MANY: &str = "\"\"\"";
+const MULTILINE: &str = "\"\"\"";
 /// Lines kept in the history.
-const REMEMBERED: usize = 1000;
+const MAX_HISTORY: usize = 1000;
 /// Maximum file names offered.
-const MOST_NAMES: usize = 500;
+const MAX_CANDIDATES: usize = 500;
 
 /// Reads messages and commands.
 pub(super) struct Lines {
@@ -29,7 +29,7 @@ pub(super) struct Lines {
 impl Lines {
     /// Opens the editor with the history of earlier chats.
     pub(super) fn open() -> Result<Lines, Failed> {
-        let settings = Config::builder().max_history_size(REMEMBERED).map_err(Failed::new)?;
+        let settings = Config::builder().max_history_size(MAX_HISTORY).map_err(Failed::new)?;
         let settings = settings.completion_type(CompletionType::List).build();
         let mut editor = Editor::with_config(settings).map_err(Failed::new)?;
         editor.set_helper(Some(Names));
@@ -83,12 +83,12 @@ impl Lines {
             let mut line = line.as_str();
             if !many
                 && text.is_empty()
-                && let Some(rest) = line.trim_start().strip_prefix(MANY)
+                && let Some(rest) = line.trim_start().strip_prefix(MULTILINE)
             {
                 (many, line) = (true, rest);
             }
             if many {
-                if let Some(last) = line.trim_end().strip_suffix(MANY) {
+                if let Some(last) = line.trim_end().strip_suffix(MULTILINE) {
                     text += last;
                     return Ok(Some(text));
                 }
@@ -161,7 +161,7 @@ fn files(typed: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = entries
         .filter_map(|entry| named(&looked_in, &entry.ok()?.file_name().into_string().ok()?, begun))
         .map(|name| (name.clone(), format!("{before}{name}")))
-        .take(MOST_NAMES)
+        .take(MAX_CANDIDATES)
         .collect();
     found.sort();
     found
@@ -171,7 +171,7 @@ fn files(typed: &str) -> Vec<(String, String)> {
 /// are names that would disturb the terminal.
 fn named(folder: &Path, name: &str, begun: &str) -> Option<String> {
     let wanted = name.starts_with(begun) && (begun.starts_with('.') || !name.starts_with('.'));
-    if !wanted || terminal::harmless(name) != name {
+    if !wanted || terminal::sanitized(name) != name {
         return None;
     }
     let slash = if folder.join(name).is_dir() { "/" } else { "" };

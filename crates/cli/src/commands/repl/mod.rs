@@ -61,7 +61,7 @@ pub(crate) struct Setup<'a> {
 pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
     let mut lines = Lines::open()?;
     if !talk.dialogue.has_template() {
-        let name = terminal::harmless(&setup.opened.name).into_owned();
+        let name = terminal::sanitized(&setup.opened.name).into_owned();
         println!("{}", terminal::dim(&format!("{name} has no chat template: it continues your text.")));
     }
     println!("{}", terminal::dim("/help shows what you can do here."));
@@ -80,7 +80,7 @@ pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
         };
         // A command that fails does not end the chat.
         if let Err(why) = done {
-            terminal::tell(&format!("{} {}", terminal::red("error:"), terminal::harmless(&why.to_string())));
+            terminal::tell(&format!("{} {}", terminal::red("error:"), terminal::sanitized(&why.to_string())));
         }
     }
     print("")
@@ -201,7 +201,7 @@ impl Repl<'_> {
         self.talk.dialogue.truncate(asked);
         let first = text.lines().next().unwrap_or_default();
         let (left, more) = (self.talk.dialogue.messages.len(), if first == text { "" } else { " …" });
-        print(&format!("taken back: {}{more} ({left} messages left)\n", terminal::harmless(first)))
+        print(&format!("taken back: {}{more} ({left} messages left)\n", terminal::sanitized(first)))
     }
 
     /// Changes the context size: the model is loaded again.

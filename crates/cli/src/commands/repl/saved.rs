@@ -13,7 +13,7 @@ use crate::{Failed, terminal};
 use tallow_engine::sampler::Sampling;
 
 /// Largest chat file that is loaded, in bytes.
-const MOST_SAVED: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 impl Repl<'_> {
     /// Writes conversation and settings. An existing file is replaced only if `replaces`.
@@ -71,8 +71,8 @@ impl Repl<'_> {
         let file = expand(path);
         let why = |e| wrong(format!("{}; /load reads what /save has written", unreadable(&e)));
         let size = std::fs::metadata(&file).map_err(why)?.len();
-        if size > MOST_SAVED {
-            return Err(wrong(format!("has {size} bytes; at most {MOST_SAVED} are read")));
+        if size > MAX_BYTES {
+            return Err(wrong(format!("has {size} bytes; at most {MAX_BYTES} are read")));
         }
         let text = std::fs::read_to_string(&file).map_err(|e| wrong(e.to_string()))?;
         let saved: Value =
@@ -96,7 +96,7 @@ impl Repl<'_> {
         self.talk.dialogue.system = text(&saved["system"]);
         let other = saved["model"].as_str().filter(|model| *model != self.setup.opened.name);
         let other =
-            other.map_or(String::new(), |model| format!(" (saved with {})", terminal::harmless(model)));
+            other.map_or(String::new(), |model| format!(" (saved with {})", terminal::sanitized(model)));
         print(&format!("{count} messages{other}\n"))
     }
 

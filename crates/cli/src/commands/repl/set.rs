@@ -218,6 +218,6 @@ impl Repl<'_> {
             }
             text += &format!("[{}] {}\n", message.role, message.content);
         }
-        terminal::harmless(&text).into_owned()
+        terminal::sanitized(&text).into_owned()
     }
 }

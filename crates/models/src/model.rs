@@ -68,7 +68,7 @@ impl Model {
         Source {
             checkpoint: &self.checkpoint,
             names: self.names(),
-            spec: Common { dim: spec.dim, norm: spec.norm, side: spec.per_layer_dim },
+            spec: Common { dim: spec.dim, norm: spec.norm, per_layer_dim: spec.per_layer_dim },
             quantizing: self.recipe.map(|recipe| Quantizing { recipe, again: self.requantize, tied, layers }),
         }
     }
@@ -148,7 +148,8 @@ impl Model {
 
     /// Bytes of all experts of a layer.
     pub fn expert_bytes(&self, layer: usize) -> usize {
-        let (names, count) = (self.names(), self.spec.layers[layer].ffn.moe().map_or(0, |moe| moe.experts.count));
+        let (names, count) =
+            (self.names(), self.spec.layers[layer].ffn.moe().map_or(0, |moe| moe.experts.count));
         let stored = |name: &str| self.checkpoint.get(name).map_or(0, |stored| self.size(name, stored));
         let bytes = |name: String| stored(&named(&name));
         if let Some((joint, _)) = names.expert_joint {

@@ -196,7 +196,7 @@ fn rotation(set: &mut impl FnMut(&str, Written), rope: &RopeSpec) {
             }
         }
         Scaling::None | Scaling::Dynamic { .. } | Scaling::Llama3 { .. } => {}
-        Scaling::Factors(_) | Scaling::Growing { .. } => {}
+        Scaling::Factors(_) | Scaling::Temperature { .. } => {}
     }
 }
 
@@ -335,10 +335,10 @@ fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
             let ((mine, one), (read, other)) = (mine.frequencies(context), read.frequencies(context));
             mine.len() == read.len() && near(one, other) && mine.iter().zip(read).all(|(a, b)| near(*a, b))
         };
-        let growing = |rope: &RopeSpec| matches!(rope.scaling, Scaling::Growing { .. });
+        let tempered = |rope: &RopeSpec| matches!(rope.scaling, Scaling::Temperature { .. });
         mine.dim == read.dim
-            && !growing(mine)
-            && !growing(read)
+            && !tempered(mine)
+            && !tempered(read)
             && [1, model.context / 2, model.context, 2 * model.context].into_iter().all(at)
     };
     // A different pairing is compensated for in the tensors, except with MLA.

@@ -22,7 +22,7 @@ pub struct Decoder<B: Backend> {
     spec: DecoderSpec,
     embed: Weight<B>,
     positions: Option<Weight<B>>,
-    sides: Option<PerLayerEmbeddings<B>>,
+    per_layer: Option<PerLayerEmbeddings<B>>,
     layers: Vec<Layer<B>>,
     norm: Norm<B>,
     head: LinearWeights<B>,
@@ -38,15 +38,15 @@ impl<B: Backend> Decoder<B> {
         let mut decoder = Decoder::read(&mut w, spec, context, None)?;
         decoder.targets = Some(Targets::new(model, w.targets()));
         // Files may hold K and V weights of layers that read another layer's cache.
-        let borrowers = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source().is_some());
+        let sharing = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source().is_some());
         let unused = |i| [names.k, names.v, names.k_norm].map(|name| weights::named(&of_layer(name, i)));
-        let unused: HashSet<String> = borrowers.flat_map(|(i, _)| unused(i)).collect();
-        let lent = |name: &str| unused.contains(name);
+        let unused: HashSet<String> = sharing.flat_map(|(i, _)| unused(i)).collect();
+        let is_unused = |name: &str| unused.contains(name);
         let past = spec.layers.len()..spec.layers.len() + spec.mtp_layers;
         w.finish(model.family.name, |name| {
             let tied_head = spec.tied_embeddings && name == weights::named(names.head);
             let past = names.layer(name).is_some_and(|i| past.contains(&i));
-            tied_head || past || model.family.reads(name) || lent(name)
+            tied_head || past || model.family.reads(name) || is_unused(name)
         })?;
         Ok(decoder)
     }
@@ -63,11 +63,11 @@ impl<B: Backend> Decoder<B> {
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
         let embed = match embed {
             Some(embed) => embed.clone(),
-            None => w.matrix(&weights::named(names.embed), spec.vocab, spec.dim)?,
+            None => w.weight(&weights::named(names.embed), spec.vocab, spec.dim)?,
         };
-        let positions = spec.positions.map(|n| w.matrix(&weights::named(names.positions), n, spec.dim));
+        let positions = spec.positions.map(|n| w.weight(&weights::named(names.positions), n, spec.dim));
         let positions = positions.transpose()?;
-        let sides = spec
+        let per_layer = spec
             .per_layer_dim
             .map(|width| PerLayerEmbeddings::load(w, width, spec.vocab, spec.layers.len()))
             .transpose()?;
@@ -76,10 +76,20 @@ impl<B: Backend> Decoder<B> {
         let norm = w.norm((names.norm, 0), spec.dim)?;
         let head = match spec.tied_embeddings {
             true => LinearWeights::new(embed.clone(), None),
-            false => w.layer(&weights::named(names.head), spec.vocab, spec.dim)?,
+            false => w.unbiased_linear(&weights::named(names.head), spec.vocab, spec.dim)?,
         };
         let head = LinearWeights { bias: w.bias(names.head, spec.vocab, spec.head_bias)?, ..head };
-        Ok(Decoder { spec: spec.clone(), embed, positions, sides, layers, norm, head, ropes, targets: None })
+        Ok(Decoder {
+            spec: spec.clone(),
+            embed,
+            positions,
+            per_layer,
+            layers,
+            norm,
+            head,
+            ropes,
+            targets: None,
+        })
     }
 
     /// Loads a LoRA adapter for this model onto its device.
@@ -124,16 +134,24 @@ impl<B: Backend> Decoder<B> {
             x = b.run(Eltwise { x: &x, op: EltwiseOp::Add(&at) })?;
         }
         see(0, &x)?;
-        let sides = self.sides.as_ref().map(|sides| sides.forward(b, plan, &x)).transpose()?;
+        let embedded = self.per_layer.as_ref().map(|block| block.forward(b, plan, &x)).transpose()?;
         for (i, (layer, cache)) in self.layers.iter().zip(caches).enumerate() {
             // Journey, stop 6: a layer's blocks.
-            let side = self.sides.as_ref().zip(sides.as_ref()).map(|(sides, all)| sides.part(all, i));
+            let per_layer =
+                self.per_layer.as_ref().zip(embedded.as_ref()).map(|(block, all)| block.part(all, i));
             let given = given.and_then(|(plan, all)| Some((plan, all.get(i)?)));
             let given =
                 given.map(|(plan, cache)| Ok::<_, tallow_core::Error>(StepInputs { plan, kv: cache.kv()? }));
-            let across = given.transpose()?;
-            let lender = self.spec.layers[i].mixer.kv_source().and_then(|lender| caches.get(lender));
-            let cx = Context { b, plan, cache: lender.unwrap_or(cache), ropes: &self.ropes, across, side };
+            let cross_attention = given.transpose()?;
+            let source = self.spec.layers[i].mixer.kv_source().and_then(|source| caches.get(source));
+            let cx = Context {
+                b,
+                plan,
+                cache: source.unwrap_or(cache),
+                ropes: &self.ropes,
+                cross_attention,
+                per_layer,
+            };
             x = layer.forward(&cx, &x)?; // [tokens, dim]
             see(i + 1, &x)?;
         }
@@ -149,8 +167,8 @@ impl<B: Backend> Decoder<B> {
         caches: &[LayerCache<B>],
     ) -> Result<()> {
         let layers = self.layers.iter().zip(caches);
-        let mut across = layers.filter_map(|(layer, cache)| Some((layer.across()?, cache)));
-        across.try_for_each(|(across, cache)| across.project_kv(b, x, plan, cache.kv()?))
+        let mut blocks = layers.filter_map(|(layer, cache)| Some((layer.cross_attention()?, cache)));
+        blocks.try_for_each(|(block, cache)| block.project_kv(b, x, plan, cache.kv()?))
     }
 
     /// Final norm: hidden states after the last layer, as the head reads them.

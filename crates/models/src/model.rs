@@ -69,7 +69,7 @@ impl Model {
         Source {
             checkpoint: &self.checkpoint,
             names: self.names(),
-            spec: Common { dim: spec.dim, norm: spec.norm, side: spec.per_layer_dim },
+            spec: Common { dim: spec.dim, norm: spec.norm, per_layer_dim: spec.per_layer_dim },
             quantizing: self.recipe.map(|recipe| Quantizing { recipe, again: self.requantize, tied, layers }),
         }
     }

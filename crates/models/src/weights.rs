@@ -33,7 +33,6 @@ pub use quantize::{quantized, room};
 use stream_check::StreamCheck;
 pub use stream_check::not_finite;
 pub use transpose::Transpose;
-use transpose::plain;
 
 /// Called with the bytes loaded so far and the bytes in total; returns whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> ControlFlow<()>;
@@ -108,7 +107,7 @@ pub(crate) struct Common {
     /// Settings shared by all norms.
     pub norm: NormSpec,
     /// Width of the per-layer embedding (PLE), if there is one.
-    pub side: Option<usize>,
+    pub per_layer_dim: Option<usize>,
 }
 
 /// The full tensor name for a name in [`Names`].
@@ -196,9 +195,9 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
     }
 
-    /// A matrix in the device's layout (packed weight).
-    pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        let layer = self.layer(name, rows, cols)?;
+    /// The weight `name`, packed for the device: [rows, cols]
+    pub(crate) fn weight(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
+        let layer = self.unbiased_linear(name, rows, cols)?;
         if layer.permutation.is_some() {
             let why = "its inputs come in another order, which a table cannot have";
             return Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why));
@@ -206,15 +205,20 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(layer.weight)
     }
 
-    /// A linear layer with weight `name` and no bias.
-    pub(crate) fn layer(&mut self, name: &str, rows: usize, cols: usize) -> Result<LinearWeights<B>> {
+    /// A linear layer with weight `name` and no bias: [rows, cols]
+    pub(crate) fn unbiased_linear(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<LinearWeights<B>> {
         let shape = [rows, cols];
         if let Some(Kind::Grouped(matrix)) = self.find(name).map(|(_, stored)| &stored.kind) {
             let stored = self.shaped(name, &shape)?;
             return self.grouped((stored, name), matrix, (rows, cols));
         }
         let stored = self.stored(name, &shape)?;
-        let layer = LinearWeights::new(self.single(name, stored, rows)?, None);
+        let layer = LinearWeights::new(self.whole_weight(name, stored, rows)?, None);
         Ok(layer.with_tensor_id(self.called(name), 0, 1))
     }
 
@@ -223,30 +227,30 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.find(name).map_or(name, |(name, _)| name)
     }
 
-    /// The single matrix of a tensor.
-    fn single(&mut self, name: &str, stored: (&'a Stored, Format), rows: usize) -> Result<Weight<B>> {
-        let mut one = self.matrices(name, stored, 1, rows)?;
+    /// A whole tensor as one weight of `rows` rows.
+    fn whole_weight(&mut self, name: &str, stored: (&'a Stored, Format), rows: usize) -> Result<Weight<B>> {
+        let mut one = self.stacked_weights(name, stored, 1, rows)?;
         one.pop().ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))
     }
 
-    /// Splits a tensor into `count` matrices of `rows` rows each.
-    fn matrices(
+    /// The `count` weights of `rows` rows each that are stacked in a tensor.
+    fn stacked_weights(
         &mut self,
         name: &str,
         (stored, format): (&'a Stored, Format),
         count: usize,
         rows: usize,
     ) -> Result<Vec<Weight<B>>> {
-        let (passing, bytes) = (StreamCheck::new(stored, format, count * rows), stored.bytes());
+        let (check, bytes) = (StreamCheck::new(stored, format, count * rows), stored.bytes());
         let (size, cols) = (bytes.len() / count.max(1), stored.len() / (count * rows).max(1));
         let prepare = |i: usize| {
-            let spent = |of: Range<usize>| passing.spent(i * rows + of.start..i * rows + of.end);
+            let release_rows = |of: Range<usize>| check.release_rows(i * rows + of.start..i * rows + of.end);
             let bytes = &bytes[i * size..(i + 1) * size];
-            self.give(name, HostWeight { format, rows, cols, bytes, release: &spent })
+            self.give(name, HostWeight { format, rows, cols, bytes, release: &release_rows })
         };
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
         // Report damage first: an error that damaged data causes on the device would mislead.
-        passing.finish(name)?;
+        check.finish(name)?;
         let weights = weights.map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
         Ok(weights)
@@ -293,7 +297,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
         let shape = [1, cols];
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
-        let weight = self.single(&name, stored, 1)?;
+        let weight = self.whole_weight(&name, stored, 1)?;
         let site = self.target(&of_layer(pattern, i), (1, cols), None);
         Ok(LinearWeights {
             lora_target: Some(site),
@@ -301,46 +305,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         })
     }
 
-    /// A matrix stored in another order; `arrange` copies its bytes into ours.
-    fn arranged(
-        &mut self,
-        name: &str,
-        stored_as: &[usize],
-        shape: (usize, usize),
-        arrange: impl FnOnce(&[u8], &mut [u8]),
-    ) -> Result<Weight<B>> {
-        let (stored, format) = self.stored(name, stored_as)?;
-        let weight = self.rearranged((stored, name), format, shape, |to| arrange(stored.bytes(), to));
-        StreamCheck::new(stored, format, stored_as[0]).finish(name)?;
-        self.loaded(name, stored)?;
-        weight
-    }
-
-    /// A [rows, cols] matrix of a tensor stored in another order; `arrange` writes its bytes.
-    fn rearranged(
-        &self,
-        (stored, name): (&Stored, &str),
-        format: Format,
-        (rows, cols): (usize, usize),
-        arrange: impl FnOnce(&mut [u8]),
-    ) -> Result<Weight<B>> {
-        let len = format.row_bytes(cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
-        let mut bytes = room(len)?;
-        arrange(&mut bytes);
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
-        self.give(name, weight).map_err(|e| not_taken(stored, name, e))
-    }
-
-    /// A matrix stored transposed: [cols, rows].
-    fn turned(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        let (stored, format) = self.stored(name, &[cols, rows])?;
-        plain(stored, name, format)?;
-        let turn = Transpose { rows, cols, across: rows, first: 0, step: 1 };
-        self.arranged(name, &[cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
-    }
-
-    /// A tensor's values as `f32`, with `lift` added to each.
-    fn numbers(&mut self, name: &str, shape: &[usize], lift: f32) -> Result<Vec<f32>> {
+    /// A tensor's values as `f32`, with `offset` added to each.
+    fn numbers(&mut self, name: &str, shape: &[usize], offset: f32) -> Result<Vec<f32>> {
         let (stored, format) = self.stored(name, shape)?;
         let mut data = vec![0.0f32; stored.len()];
         let unpacked = tallow_quant::unpack(format, stored.bytes(), &mut data);
@@ -350,33 +316,13 @@ impl<'a, B: Backend> Weights<'a, B> {
             return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
         }
         self.loaded(name, stored)?;
-        data.iter_mut().for_each(|x| *x += lift);
+        data.iter_mut().for_each(|x| *x += offset);
         Ok(data)
     }
 
     /// A [rows, cols] table as `f32`, for the host.
     pub(crate) fn table(&mut self, name: &str, rows: usize, cols: usize) -> Result<Vec<f32>> {
         self.numbers(name, &[rows, cols], 0.0)
-    }
-
-    /// A 1D convolution with kernel size 3, as a linear layer over the 3 inputs side by side.
-    pub(crate) fn unpermute_qk(
-        &mut self,
-        pattern: &str,
-        outputs: usize,
-        inputs: usize,
-    ) -> Result<LinearWeights<B>> {
-        let (name, shape) = (named(pattern), (outputs, 3 * inputs));
-        let (stored, format) = self.stored(&name, &[outputs, inputs, 3])?;
-        plain(stored, &name, format)?;
-        let weight = self.arranged(&name, &[outputs, inputs, 3], shape, |from, to| {
-            // In the file the three weights of an input are adjacent.
-            let turn = Transpose { rows: 3, cols: inputs, across: 3, first: 0, step: 1 };
-            let size = from.len() / outputs.max(1);
-            let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
-            rows.for_each(|(from, to)| turn.bytes(from, to));
-        })?;
-        Ok(LinearWeights::new(weight, self.bias(pattern, outputs, Bias::Yes)?))
     }
 
     /// A vector of `f32` on the device: [1, len]
@@ -391,10 +337,10 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A 2D convolution whose stride is its kernel size, as a linear layer over the flattened patch.
-    pub(crate) fn conv(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
+    pub(crate) fn conv2d(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
         let full = named(name);
         let stored = self.stored(&full, &shape)?;
-        let weight = self.single(&full, stored, shape[0])?;
+        let weight = self.whole_weight(&full, stored, shape[0])?;
         Ok(LinearWeights::new(weight, self.bias(name, shape[0], bias)?))
     }
 
@@ -429,9 +375,9 @@ impl<'a, B: Backend> Weights<'a, B> {
     ) -> Result<LinearWeights<B>> {
         let name = of_layer(pattern, i);
         let layer = match self.names().layout {
-            Layout::Rows | Layout::RowsByHead => self.layer(&named(&name), rows, cols)?,
+            Layout::Rows | Layout::RowsByHead => self.unbiased_linear(&named(&name), rows, cols)?,
             Layout::Columns => {
-                let weight = self.turned(&named(&name), rows, cols)?;
+                let weight = self.transposed(&named(&name), rows, cols)?;
                 LinearWeights::new(weight, None).with_tensor_id(self.called(&named(&name)), 0, 1)
             }
         };
@@ -476,16 +422,16 @@ impl<'a, B: Backend> Weights<'a, B> {
         heads: usize,
         dim: usize,
     ) -> Result<Tensor<B>> {
-        let (pattern, lift) = (of_layer(pattern, i), self.spec().norm.weight_offset);
+        let (pattern, offset) = (of_layer(pattern, i), self.spec().norm.weight_offset);
         let mut row = Vec::new();
         match pattern.contains("{head}") {
             true => {
                 for head in 0..heads {
                     let name = pattern.replace("{head}", &head.to_string());
-                    row.extend(self.numbers(&named(&name), &[dim], lift)?);
+                    row.extend(self.numbers(&named(&name), &[dim], offset)?);
                 }
             }
-            false => row.extend(self.numbers(&named(&pattern), &[heads, dim], lift)?),
+            false => row.extend(self.numbers(&named(&pattern), &[heads, dim], offset)?),
         }
         Ok(self.b.upload_row(&row)?)
     }

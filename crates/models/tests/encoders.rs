@@ -62,8 +62,8 @@ fn run<B: Backend>(b: &B, encoder: &Encoder<B>, inputs: &[Input]) -> Answer {
     let pool = |by| b.download(&encoder.pool(b, &texts, &x, by).unwrap()).unwrap();
     let (mean, first, last) = (pool(Pooling::Mean), pool(Pooling::First), pool(Pooling::Last));
     let scores = encoder.scores(b, &texts, &x).unwrap().map(|scores| b.download(&scores).unwrap());
-    let words = encoder.words(b, &x).unwrap().map(|words| b.download(&words).unwrap());
-    let pooler = encoder.pooled(b, &texts, &x).unwrap().map(|pooler| b.download(&pooler).unwrap());
+    let words = encoder.mlm_logits(b, &x).unwrap().map(|words| b.download(&words).unwrap());
+    let pooler = encoder.pooler_output(b, &texts, &x).unwrap().map(|pooler| b.download(&pooler).unwrap());
     Answer { hidden, mean, first, last, scores, words, pooler }
 }
 
@@ -463,7 +463,7 @@ fn sentence_settings() {
         Ok((Pooling::First, 40))
     );
     let refused = |modules, pooling, transformer| with(modules, pooling, transformer).unwrap_err();
-    assert_eq!(with(usual(), by("pooling_mode_max_tokens"), plain()), Ok((Pooling::Most, 40)));
+    assert_eq!(with(usual(), by("pooling_mode_max_tokens"), plain()), Ok((Pooling::Max, 40)));
     insta::assert_snapshot!(refused(usual(), json!({ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true }), plain()), @"DIR/1_Pooling/config.json: pooling by mean and cls is not supported: one of mean, cls, lasttoken, max, mean_sqrt_len_tokens and weightedmean is");
     insta::assert_snapshot!(refused(usual(), plain(), plain()), @"DIR/1_Pooling/config.json: pooling_mode: is missing");
     insta::assert_snapshot!(refused(usual(), json!({ "pooling_mode": "attention" }), plain()), @"DIR/1_Pooling/config.json: pooling by attention is not supported: one of mean, cls, lasttoken, max, mean_sqrt_len_tokens and weightedmean is");
@@ -504,8 +504,14 @@ fn vectors_are_pooled_and_go_through_layers() {
     let texts = encoder.upload(&b, &case.inputs).unwrap();
     let x = encoder.forward(&b, &texts, |_, _| Ok(())).unwrap();
     let hidden: Vec<f32> = b.download(&x).unwrap();
-    let kinds =
-        [Pooling::Mean, Pooling::RootMean, Pooling::LaterMean, Pooling::Most, Pooling::First, Pooling::Last];
+    let kinds = [
+        Pooling::Mean,
+        Pooling::RootMean,
+        Pooling::WeightedMean,
+        Pooling::Max,
+        Pooling::First,
+        Pooling::Last,
+    ];
     for by in kinds {
         let got: Vec<f32> = b.download(&encoder.vectors(&b, &texts, &x, by).unwrap()).unwrap();
         let mut rows = hidden.chunks(case.dim);
@@ -534,10 +540,10 @@ fn pooled(rows: &[&[f32]], i: usize, by: Pooling) -> f64 {
     match by {
         Pooling::Mean => all().sum::<f64>() / n,
         Pooling::RootMean => all().sum::<f64>() / n.sqrt(),
-        Pooling::LaterMean => {
+        Pooling::WeightedMean => {
             all().zip(1..).map(|(x, k)| x * f64::from(k)).sum::<f64>() / (n * (n + 1.0) / 2.0)
         }
-        Pooling::Most => all().fold(f64::NEG_INFINITY, f64::max),
+        Pooling::Max => all().fold(f64::NEG_INFINITY, f64::max),
         Pooling::First => all().next().unwrap(),
         _ => all().next_back().unwrap(),
     }

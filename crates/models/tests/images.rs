@@ -197,7 +197,7 @@ fn older_configs() {
     let dir = folder("clip", &config, |_| true, "older");
     let model = open(&dir);
     assert!(matches!(
-        model.spec.pooling_head.unwrap().gather,
+        model.spec.pooling_head.unwrap().pool,
         tallow_models::encoder::spec::PoolKind::By(Pooling::Largest)
     ));
     let far = case.distance(&cpu(), &model);

@@ -16,11 +16,11 @@ pub struct Attention<B: Backend> {
     qkv: Vec<LinearWeights<B>>,
     o: LinearWeights<B>,
     qk_norm: Option<QkNorm<B>>,
-    own_norms: Option<OwnNorms<B>>,
+    head_norms: Option<HeadNorms<B>>,
     v_norm: Option<Norm<B>>,
     heads: Heads,
     rope: Option<usize>,
-    again: Option<usize>,
+    second_rope: Option<usize>,
     gated: bool,
     spec: AttnSpec<B>,
 }
@@ -29,45 +29,31 @@ impl<B: Backend> Attention<B> {
     /// Loads layer `i`'s attention.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Attention<B>> {
         let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
-        let (keys, values) = ((names.k, heads.kv_cols()), (names.v, heads.kv_cols()));
+        let (q_cols, kv_cols) = (heads.q_cols(), heads.kv_cols());
         let qkv = match w.has(names.qkv, i) {
             _ if spec.gated => {
                 let queries = [0, 1].map(|part| by_head(heads, part, 2).collect::<Vec<_>>());
                 let mut parts = w.parts((names.q, i), &queries, dim, spec.qkv_bias)?;
-                for (at, (name, rows)) in [keys, values].into_iter().enumerate() {
-                    parts.insert(at + 1, w.linear((name, i), rows, dim, spec.qkv_bias)?);
-                }
+                parts.insert(1, w.linear((names.k, i), kv_cols, dim, spec.key_bias())?);
+                parts.insert(2, w.linear((names.v, i), kv_cols, dim, spec.qkv_bias)?);
                 parts
             }
             true => vec![w.qkv((names.qkv, i), heads, dim, spec.qkv_bias)?],
-            false if spec.tie_kv => {
-                let q = w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?;
-                let k = w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?;
-                // V shares K's weight: what a LoRA adds to K is added to V too. V has no tensor id, so the imatrix
-                // observes the input once.
-                let LinearWeights { weight, bias, permutation, lora_target, .. } = &k;
-                let v = LinearWeights {
-                    permutation: permutation.clone(),
-                    lora_target: *lora_target,
-                    ..LinearWeights::new(weight.clone(), bias.clone())
+            false => {
+                let q = w.linear((names.q, i), q_cols, dim, spec.qkv_bias)?;
+                let k = w.linear((names.k, i), kv_cols, dim, spec.key_bias())?;
+                let v = match spec.tie_kv {
+                    true => tied(&k),
+                    false => w.linear((names.v, i), kv_cols, dim, spec.qkv_bias)?,
                 };
                 vec![q, k, v]
             }
-            false => {
-                let parts = [(names.q, heads.q_cols()), keys, values];
-                let biases = [spec.qkv_bias, spec.key_bias(), spec.qkv_bias];
-                let parts = parts
-                    .into_iter()
-                    .zip(biases)
-                    .map(|((name, rows), bias)| w.linear((name, i), rows, dim, bias));
-                parts.collect::<LoadResult<_>>()?
-            }
         };
-        let o = w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?;
+        let o = w.linear((names.o, i), dim, q_cols, spec.out_bias)?;
         let widths = match spec.qk_norm {
             QkNormSpec::None | QkNormSpec::HeadWeights | QkNormSpec::Plain => None,
             QkNormSpec::PerHead => Some((heads.dim, heads.dim)),
-            QkNormSpec::AllHeads => Some((heads.q_cols(), heads.kv_cols())),
+            QkNormSpec::AllHeads => Some((q_cols, kv_cols)),
         };
         let mut norm = |name, width| w.norm((name, i), width);
         let qk_norm = match widths {
@@ -78,7 +64,7 @@ impl<B: Backend> Attention<B> {
             None => None,
         };
         let own = spec.qk_norm == QkNormSpec::HeadWeights;
-        let own_norms = own.then(|| OwnNorms::load(w, i, heads)).transpose()?;
+        let head_norms = own.then(|| HeadNorms::load(w, i, heads)).transpose()?;
         let v_norm = spec.v_norm.then(|| w.unit_norm(heads.dim)).transpose()?;
         let sinks = spec.sinks.then(|| w.tensor_row(&of_layer(names.sinks, i), heads.q)).transpose()?;
         let bias = spec
@@ -87,7 +73,7 @@ impl<B: Backend> Attention<B> {
             .transpose()?;
         let AttentionSpec { rope, second_rope, gated, scale, window, chunk, softcap, causal, .. } = *spec;
         let spec = AttnSpec { scale, window, chunk, softcap, sinks, bias, causal };
-        Ok(Attention { qkv, o, qk_norm, own_norms, v_norm, heads, rope, again: second_rope, gated, spec })
+        Ok(Attention { qkv, o, qk_norm, head_norms, v_norm, heads, rope, second_rope, gated, spec })
     }
 
     /// `then(attention(norm(x)))`
@@ -102,16 +88,16 @@ impl<B: Backend> Attention<B> {
         let rope = |i: Option<usize>| i.and_then(|i| cx.ropes.get(i));
         let all = cx.project_many(x, norm, &self.qkv)?;
         let qkv = all.col_range(0..heads.qkv_cols()); // [tokens, (q + 2 kv) * dim]
-        if let Some(norms) = &self.own_norms {
+        if let Some(norms) = &self.head_norms {
             norms.apply(b, &qkv, heads)?;
         }
         if let Some(norm) = &self.v_norm {
             let v = qkv.col_range(heads.q_cols() + heads.kv_cols()..heads.qkv_cols());
             b.run(Copy { from: &b.run(Normalize { x: &v, norm, residual: None })?, to: &v })?;
         }
-        let (qk_norm, turn) = (self.qk_norm.as_ref(), rope(self.rope));
-        let mut q = b.run(QkvPrep { qkv: &qkv, heads, qk_norm, rope: turn, kv, plan })?; // [tokens, q * dim]
-        if let Some(rope) = rope(self.again) {
+        let (qk_norm, first_rope) = (self.qk_norm.as_ref(), rope(self.rope));
+        let mut q = b.run(QkvPrep { qkv: &qkv, heads, qk_norm, rope: first_rope, kv, plan })?; // [tokens, q * dim]
+        if let Some(rope) = rope(self.second_rope) {
             q = b.run(Rope { x: &q, head_dim: heads.dim, rope, positions: &plan.positions })?;
         }
         let mut mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
@@ -123,12 +109,22 @@ impl<B: Backend> Attention<B> {
     }
 }
 
+/// V projection that is the K projection. What a LoRA adds to K is added to V too. It has no tensor id, so the imatrix
+/// observes the input once.
+fn tied<B: Backend>(k: &LinearWeights<B>) -> LinearWeights<B> {
+    LinearWeights {
+        permutation: k.permutation.clone(),
+        lora_target: k.lora_target,
+        ..LinearWeights::new(k.weight.clone(), k.bias.clone())
+    }
+}
+
 /// QK norm in which each head has weights of its own.
 ///
 /// Few models have it, and no device has an op for it: heads are normalised without weights, and then multiplied by
 /// them.
 #[derive(Debug)]
-struct OwnNorms<B: Backend> {
+struct HeadNorms<B: Backend> {
     /// Norm of one head's width with all weights one.
     plain: Norm<B>,
     /// [1, q * dim]
@@ -137,10 +133,10 @@ struct OwnNorms<B: Backend> {
     k: Tensor<B>,
 }
 
-impl<B: Backend> OwnNorms<B> {
-    fn load(w: &mut Weights<'_, B>, i: usize, heads: Heads) -> LoadResult<OwnNorms<B>> {
+impl<B: Backend> HeadNorms<B> {
+    fn load(w: &mut Weights<'_, B>, i: usize, heads: Heads) -> LoadResult<HeadNorms<B>> {
         let names = w.names();
-        Ok(OwnNorms {
+        Ok(HeadNorms {
             plain: w.unit_norm(heads.dim)?,
             q: w.per_head_norms((names.q_norm, i), heads.q, heads.dim)?,
             k: w.per_head_norms((names.k_norm, i), heads.kv, heads.dim)?,

@@ -1,7 +1,7 @@
 //! Gated DeltaNet (Qwen3-Next), in place of attention: a causal convolution, then the gated delta rule.
 
 use tallow_checkpoint::tensor_names::of_layer;
-use tallow_core::ops::{Activate, CausalConv, Epilogue, GatedDelta as Recall, Normalize};
+use tallow_core::ops::{Activate, CausalConv, Epilogue, GatedDelta, Normalize};
 use tallow_core::{Activation, Backend, Decay, DeltaHeads, LinearWeights, Norm, NormKind, Result, Tensor};
 
 use super::Context;
@@ -20,8 +20,8 @@ pub struct GatedDeltaNet<B: Backend> {
     /// Causal convolution: [kernel, columns of Q, K and V]
     kernel: Tensor<B>,
     /// L2 norm of queries and keys, as an RMSNorm.
-    unit: Norm<B>,
-    forgetting: Decay<B>,
+    l2_norm: Norm<B>,
+    decay: Decay<B>,
     norm: Norm<B>,
     o: LinearWeights<B>,
     heads: DeltaHeads,
@@ -51,13 +51,13 @@ impl<B: Backend> GatedDeltaNet<B> {
         let (eps, length) = (w.spec().norm.eps, (key_dim as f32).sqrt());
         let row = w.upload(&vec![1.0 / length; key_dim])?;
         // RMSNorm divides by the mean of squares, L2 norm by their sum: weights and epsilon make up for the difference.
-        let unit = Norm { kind: NormKind::Rms, weight: row, bias: None, eps: EPS / key_dim as f32 };
+        let l2_norm = Norm { kind: NormKind::Rms, weight: row, bias: None, eps: EPS / key_dim as f32 };
         let weight = w.tensor_row(&named(&of_layer(names.norm, i)), value_dim)?;
         Ok(GatedDeltaNet {
             parts,
             kernel: w.convolution((names.conv, i), spec.kernel, heads.cols())?,
-            unit,
-            forgetting: Decay {
+            l2_norm,
+            decay: Decay {
                 rate: w.rates(names.rate, i, values)?,
                 bias: w.tensor_row(&of_layer(names.bias, i), values)?,
             },
@@ -79,12 +79,12 @@ impl<B: Backend> GatedDeltaNet<B> {
         let (cols, keys, values) = (heads.cols(), 2 * heads.key_cols(), heads.value_cols());
         let all = cx.project_many(x, norm, &self.parts)?; // [tokens, columns + values + 2 * heads]
         let x = all.col_range(0..cols);
-        let seen = b.run(CausalConv { x: &x, weight: &self.kernel, window: state.window, plan })?; // [tokens, columns]
-        let qk = b.run(Normalize { x: &seen.col_range(0..keys), norm: &self.unit, residual: None })?;
-        let v = seen.col_range(keys..cols);
+        let mixed = b.run(CausalConv { x: &x, weight: &self.kernel, window: state.window, plan })?; // [tokens, columns]
+        let qk = b.run(Normalize { x: &mixed.col_range(0..keys), norm: &self.l2_norm, residual: None })?;
+        let v = mixed.col_range(keys..cols);
         let gates = all.col_range(cols + values..all.cols());
-        let (decay, states) = (&self.forgetting, state.states);
-        let y = b.run(Recall { qk: &qk, v: &v, gates: &gates, heads, decay, states, plan })?; // [tokens, values]
+        let (decay, states) = (&self.decay, state.states);
+        let y = b.run(GatedDelta { qk: &qk, v: &v, gates: &gates, heads, decay, states, plan })?; // [tokens, values]
         let y = b.run(Normalize { x: &y, norm: &self.norm, residual: None })?;
         let gate = all.col_range(cols..cols + values);
         let y = b.run(Activate { gate: &gate, up: Some(&y), act: Activation::Silu })?;

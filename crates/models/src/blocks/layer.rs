@@ -67,8 +67,8 @@ impl<B: Backend> FeedForward<B> {
         Ok(match spec {
             Ffn::Dense(dense) => {
                 let names = w.names();
-                let alone = !dense.gated && !names.up_alone.is_empty();
-                let up = if alone { names.up_alone } else { names.up };
+                let separate = !dense.gated && !names.up_alone.is_empty();
+                let up = if separate { names.up_alone } else { names.up };
                 FeedForward::Dense(Mlp::load(w, i, [names.gate, up, names.gate_up, names.down], dense)?)
             }
             Ffn::Moe(moe) => FeedForward::Moe(Box::new(MoeBlock::load(w, i, moe)?)),
@@ -99,12 +99,12 @@ impl<B: Backend> FeedForward<B> {
 pub struct Layer<B: Backend> {
     mixer_norms: Norms<B>,
     mixer: Mixer<B>,
-    across: Option<Box<CrossAttention<B>>>,
+    cross_attention: Option<Box<CrossAttention<B>>>,
     ffn_norms: Norms<B>,
     ffn: FeedForward<B>,
     order: Order,
     residual_scale: f32,
-    side: Option<PerLayerInput<B>>,
+    per_layer: Option<PerLayerInput<B>>,
     /// [1, 1]
     scale: Option<Tensor<B>>,
 }
@@ -128,7 +128,8 @@ impl<B: Backend> Norms<B> {
 impl<B: Backend> Layer<B> {
     /// Loads layer `i`.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Layer<B>> {
-        let (names, order, act) = (w.names(), spec.order, spec.ffn.expert().act);
+        let (names, order) = (w.names(), spec.order);
+        let (per_layer, act) = (w.spec().per_layer_dim, spec.ffn.expert().act);
         let before = !matches!(order, Order::Post | Order::PostNorm);
         let behind = matches!(order, Order::Post | Order::PostNorm | Order::Sandwich);
         let before_mixer = before && order != Order::FfnPreNorm;
@@ -138,7 +139,7 @@ impl<B: Backend> Layer<B> {
         Ok(Layer {
             mixer_norms: Norms::load(w, i, of_mixer)?,
             mixer: Mixer::load(w, i, &spec.mixer)?,
-            across: match &spec.mixer {
+            cross_attention: match &spec.mixer {
                 spec::Mixer::Attention(spec) if spec.cross_attention => {
                     Some(Box::new(CrossAttention::load(w, i, spec)?))
                 }
@@ -148,14 +149,14 @@ impl<B: Backend> Layer<B> {
             ffn: FeedForward::load(w, i, &spec.ffn)?,
             order,
             residual_scale: spec.residual_scale,
-            side: w.spec().side.map(|width| PerLayerInput::load(w, i, width, act)).transpose()?,
+            per_layer: per_layer.map(|width| PerLayerInput::load(w, i, width, act)).transpose()?,
             scale: spec.layer_scale.then(|| w.tensor_row(&of_layer(names.scale, i), 1)).transpose()?,
         })
     }
 
     /// Its cross-attention, if it has one.
-    pub fn across(&self) -> Option<&CrossAttention<B>> {
-        self.across.as_deref()
+    pub fn cross_attention(&self) -> Option<&CrossAttention<B>> {
+        self.cross_attention.as_deref()
     }
 
     /// The layer's output. `x`: [tokens, dim]
@@ -163,8 +164,8 @@ impl<B: Backend> Layer<B> {
         let (of_mixer, of_ffn) = (&self.mixer_norms, &self.ffn_norms);
         let before = of_mixer.before.as_ref();
         let mut mixed = self.add(cx, x, of_mixer, |then| self.mixer.forward(cx, x, before, then))?; // [tokens, dim]
-        if let Some((across, given)) = self.across.as_ref().zip(cx.across.as_ref()) {
-            mixed = across.forward(cx.b, given, &mixed)?;
+        if let Some((block, given)) = self.cross_attention.as_ref().zip(cx.cross_attention.as_ref()) {
+            mixed = block.forward(cx.b, given, &mixed)?;
         }
         let (x, before) = match self.order {
             Order::Pre | Order::Post | Order::PostNorm | Order::FfnPreNorm | Order::Sandwich => {
@@ -174,8 +175,8 @@ impl<B: Backend> Layer<B> {
             Order::ParallelOneNorm => (x, before),
         };
         let mut x = self.add(cx, &mixed, of_ffn, |then| self.ffn.forward(cx, x, before, then))?;
-        if let Some(side) = &self.side {
-            x = side.forward(cx, &x)?;
+        if let Some(block) = &self.per_layer {
+            x = block.forward(cx, &x)?;
         }
         match &self.scale {
             None => Ok(x),

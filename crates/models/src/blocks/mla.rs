@@ -21,7 +21,7 @@ pub struct Mla<B: Backend> {
     q: LinearWeights<B>,
     down: LinearWeights<B>,
     norm: Norm<B>,
-    each: Vec<MlaHead<B>>,
+    per_head: Vec<MlaHead<B>>,
     o: LinearWeights<B>,
     heads: Heads,
     latent: MlaSpec,
@@ -53,7 +53,7 @@ impl<B: Backend> Mla<B> {
         };
         let down = w.linear((names.mla.down, i), kv_lora_rank + qk_rope_dim, dim, latent.down_bias)?;
         let norm = Norm { eps, ..w.norm((names.mla.norm, i), kv_lora_rank)? };
-        let each = w.latent_heads(i, &latent)?;
+        let per_head = w.latent_heads(i, &latent)?;
         let o = w.linear((names.o, i), dim, heads.q * v_dim, latent.out_bias)?;
         let spec = AttnSpec {
             scale: latent.scale,
@@ -64,7 +64,7 @@ impl<B: Backend> Mla<B> {
             bias: None,
             causal: true,
         };
-        Ok(Mla { q_down, q, down, norm, each, o, heads, latent, spec })
+        Ok(Mla { q_down, q, down, norm, per_head, o, heads, latent, spec })
     }
 
     /// `then(attention(norm(x)))`
@@ -104,7 +104,7 @@ impl<B: Backend> Mla<B> {
             }
         }; // [tokens, q * (qk_nope_dim + qk_rope_dim)]
         let out = b.alloc(DType::F32, x.rows(), self.heads.q_cols())?;
-        for (i, head) in self.each.iter().enumerate() {
+        for (i, head) in self.per_head.iter().enumerate() {
             let (from, to) = (i * (qk_nope_dim + qk_rope_dim), i * self.heads.dim);
             let turns = q.col_range(from + qk_nope_dim..from + qk_nope_dim + qk_rope_dim);
             b.run(Copy { from: &turns, to: &out.col_range(to..to + qk_rope_dim) })?;
@@ -134,8 +134,8 @@ impl<B: Backend> Mla<B> {
     /// Each head's output through its V up-projection: [tokens, q * v_dim]
     fn values(&self, b: &B, mixed: &Tensor<B>) -> Result<Tensor<B>> {
         let MlaSpec { qk_rope_dim, v_dim, .. } = self.latent;
-        let out = b.alloc(DType::F32, mixed.rows(), self.each.len() * v_dim)?;
-        for (i, head) in self.each.iter().enumerate() {
+        let out = b.alloc(DType::F32, mixed.rows(), self.per_head.len() * v_dim)?;
+        for (i, head) in self.per_head.iter().enumerate() {
             let at = i * self.heads.dim;
             let row = mixed.col_range(at + qk_rope_dim..at + self.heads.dim); // [tokens, rank]
             let y = b.run(Linear { x: &row, weights: &head.v, epilogue: Epilogue::NONE })?; // [tokens, v_dim]

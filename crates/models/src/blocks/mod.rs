@@ -40,9 +40,9 @@ pub struct Context<'a, B: Backend> {
     /// RoPE tables of the decoder.
     pub ropes: &'a [RopeTable<B>],
     /// Cross-attention inputs, in a decoder with an encoder.
-    pub across: Option<StepInputs<'a, B>>,
+    pub cross_attention: Option<StepInputs<'a, B>>,
     /// The layer's per-layer embedding (PLE), if the model has one: [tokens, width]
-    pub side: Option<Tensor<B>>,
+    pub per_layer: Option<Tensor<B>>,
 }
 
 impl<B: Backend> Context<'_, B> {

@@ -14,10 +14,10 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub struct MoeBlock<B: Backend> {
     /// Norm in front of the router, where the router's input is not the experts'.
-    own: Option<Norm<B>>,
+    router_norm: Option<Norm<B>>,
     router: LinearWeights<B>,
     /// Learned scale of each expert's weight: [1, experts]
-    scale: Option<Tensor<B>>,
+    expert_scale: Option<Tensor<B>>,
     routing: Routing<B>,
     share_of: ShareOf,
     experts: Vec<Expert<B>>,
@@ -42,8 +42,8 @@ impl<B: Backend> MoeBlock<B> {
             true => Some(w.tensor_row(&of_layer(names.router_bias, i), count)?),
             false => None,
         };
-        let own = spec.router_norm.then(|| w.router_norm(i)).transpose()?;
-        let each_scale =
+        let router_norm = spec.router_norm.then(|| w.router_norm(i)).transpose()?;
+        let expert_scale =
             spec.expert_scale.then(|| w.tensor_row(&of_layer(names.expert_scale, i), count)).transpose()?;
         let ExpertsSpec { top_k, scores, share_of, groups, norm_weights, scale, .. } = *spec;
         let experts = w.experts(i, count, each)?;
@@ -61,7 +61,7 @@ impl<B: Backend> MoeBlock<B> {
             }
         };
         let routing = Routing { top_k, scores, bias, groups, norm_weights, scale };
-        Ok(MoeBlock { own, router, scale: each_scale, routing, share_of, experts, act: each.act, shared })
+        Ok(MoeBlock { router_norm, router, expert_scale, routing, share_of, experts, act: each.act, shared })
     }
 
     /// `then(block(norm(x)))`
@@ -73,13 +73,14 @@ impl<B: Backend> MoeBlock<B> {
         epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let b = cx.b;
-        let own = self.own.as_ref().map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
+        let router_input =
+            self.router_norm.as_ref().map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
         let normed = norm.map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
-        let seen = own.as_ref().unwrap_or(x);
-        let logits = cx.project(seen, &self.router, Epilogue::NONE)?; // [tokens, experts]
+        let router_input = router_input.as_ref().unwrap_or(x);
+        let logits = cx.project(router_input, &self.router, Epilogue::NONE)?; // [tokens, experts]
         let mut shares = b.run(Route { logits: &logits, routing: &self.routing })?; // [tokens, experts]
-        if let Some(scale) = &self.scale {
+        if let Some(scale) = &self.expert_scale {
             shares = b.run(Eltwise { x: &shares, op: EltwiseOp::Mul(scale) })?;
         }
         let MoeBlock { share_of, experts, act, .. } = self;

@@ -29,7 +29,7 @@ impl<B: Backend> PerLayerEmbeddings<B> {
     ) -> LoadResult<PerLayerEmbeddings<B>> {
         let (names, dim, all) = (w.names(), w.spec().dim, layers * width);
         Ok(PerLayerEmbeddings {
-            table: w.matrix(&named(names.per_layer_tok_embd), vocab, all)?,
+            table: w.weight(&named(names.per_layer_tok_embd), vocab, all)?,
             from: w.linear((names.side_from, 0), all, dim, Bias::No)?,
             norm: w.norm((names.side_norm, 0), width)?,
             width,
@@ -78,11 +78,11 @@ impl<B: Backend> PerLayerInput<B> {
         })
     }
 
-    /// `x + norm(back(act(gate(x)) * side))`, where `side` is the layer's per-layer embedding
+    /// `x + norm(back(act(gate(x)) * e))`, where `e` is the layer's per-layer embedding
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
         let gate = cx.project(x, &self.gate, Epilogue::NONE)?; // [tokens, width]
-        let y = b.run(Activate { gate: &gate, up: cx.side.as_ref(), act: self.act })?;
+        let y = b.run(Activate { gate: &gate, up: cx.per_layer.as_ref(), act: self.act })?;
         let y = cx.project(&y, &self.back, Epilogue::NONE)?; // [tokens, dim]
         b.run(Normalize { x: &y, norm: &self.behind, residual: Some(x) })
     }

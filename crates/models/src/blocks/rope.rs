@@ -62,7 +62,7 @@ pub enum Scaling {
     Factors(Vec<f64>),
     /// No rotation, only temperature scaling by position (Llama 4): `1 + by * ln(1 + (position + early) / original)`,
     /// the quotient rounded down.
-    Growing {
+    Temperature {
         /// Multiplies the logarithm.
         by: f64,
         /// The original context.
@@ -125,7 +125,7 @@ impl RopeSpec {
                 (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), attention)
             }
             Scaling::Factors(by) => (plain(self.theta).zip(by).map(|(f, by)| f / by).collect(), 1.0),
-            Scaling::Growing { .. } => (vec![0.0; self.width() / 2], 1.0),
+            Scaling::Temperature { .. } => (vec![0.0; self.width() / 2], 1.0),
         }
     }
 
@@ -169,9 +169,9 @@ impl RopeSpec {
     }
 
     /// Temperature of one position: a further factor of its cosines and sines.
-    fn growth(&self, position: usize) -> f64 {
+    fn temperature(&self, position: usize) -> f64 {
         match self.scaling {
-            Scaling::Growing { by, original, early } => {
+            Scaling::Temperature { by, original, early } => {
                 1.0 + by * ((1 + (position + early) / original) as f64).ln()
             }
             _ => 1.0,
@@ -183,7 +183,7 @@ impl RopeSpec {
         let (frequencies, attention) = self.frequencies(context);
         let mut table = Vec::with_capacity(self.table_len(context));
         for position in 0..context {
-            let attention = attention * self.growth(position);
+            let attention = attention * self.temperature(position);
             let angles = frequencies.iter().map(|f| position as f64 * f);
             table.extend(angles.clone().map(|a| (a.cos() * attention) as f32));
             table.extend(angles.map(|a| (a.sin() * attention) as f32));

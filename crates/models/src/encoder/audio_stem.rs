@@ -28,8 +28,8 @@ impl<B: Backend> AudioStem<B> {
         spec: AudioSpec,
         dim: usize,
     ) -> LoadResult<AudioStem<B>> {
-        let first = w.unpermute_qk(names[0], dim, spec.bands)?;
-        Ok(AudioStem { first, second: w.unpermute_qk(names[1], dim, dim)?, act: spec.act })
+        let first = w.conv1d(names[0], dim, spec.bands)?;
+        Ok(AudioStem { first, second: w.conv1d(names[1], dim, dim)?, act: spec.act })
     }
 
     /// [sounds * frames, bands] to [sounds * frames / 2, dim]

@@ -12,7 +12,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct ClassifierHead<B: Backend> {
     dense: LinearWeights<B>,
-    bend: HeadActivation,
+    act: HeadActivation,
     norm: Option<Norm<B>>,
     out: LinearWeights<B>,
 }
@@ -22,7 +22,7 @@ impl<B: Backend> ClassifierHead<B> {
         let dim = w.spec().dim;
         Ok(ClassifierHead {
             dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
-            bend: spec.bend,
+            act: spec.act,
             norm: spec.norm.map(|name| w.norm((name, 0), dim)).transpose()?,
             out: w.linear((spec.out, 0), spec.labels, dim, Bias::Yes)?,
         })
@@ -30,25 +30,25 @@ impl<B: Backend> ClassifierHead<B> {
 
     /// [texts, dim] to [texts, labels]
     pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let bent = bent(b, x, &self.dense, Some(self.bend))?;
+        let y = linear_act(b, x, &self.dense, Some(self.act))?;
         let normed =
-            self.norm.as_ref().map(|norm| b.run(Normalize { x: &bent, norm, residual: None })).transpose()?;
-        let x = normed.as_ref().unwrap_or(&bent);
+            self.norm.as_ref().map(|norm| b.run(Normalize { x: &y, norm, residual: None })).transpose()?;
+        let x = normed.as_ref().unwrap_or(&y);
         b.run(Linear { x, weights: &self.out, epilogue: Epilogue::NONE })
     }
 }
 
 /// Linear layer with an optional activation.
-pub(super) fn bent<B: Backend>(
+pub(super) fn linear_act<B: Backend>(
     b: &B,
     x: &Tensor<B>,
     weights: &LinearWeights<B>,
-    bend: Option<HeadActivation>,
+    act: Option<HeadActivation>,
 ) -> Result<Tensor<B>> {
     // A softcap of 1 is tanh.
-    let softcap = (bend == Some(HeadActivation::Tanh)).then_some(1.0);
+    let softcap = (act == Some(HeadActivation::Tanh)).then_some(1.0);
     let gate = b.run(Linear { x, weights, epilogue: Epilogue { softcap, ..Epilogue::NONE } })?;
-    match bend {
+    match act {
         Some(HeadActivation::Like(act)) => b.run(Activate { gate: &gate, up: None, act }),
         Some(HeadActivation::Tanh) | None => Ok(gate),
     }

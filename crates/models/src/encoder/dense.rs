@@ -6,7 +6,7 @@ use serde_json::Value;
 use tallow_checkpoint::Checkpoint;
 use tallow_core::{Activation, Backend, LinearWeights, Result, Tensor};
 
-use super::classifier_head::bent;
+use super::classifier_head::linear_act;
 use super::spec::{DenseSpec, HeadActivation};
 use crate::error::{LoadError, Result as LoadResult};
 use crate::spec::Bias;
@@ -16,18 +16,18 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct Dense<B: Backend> {
     by: LinearWeights<B>,
-    bend: Option<HeadActivation>,
+    act: Option<HeadActivation>,
 }
 
 impl<B: Backend> Dense<B> {
     pub(super) fn load(w: &mut Weights<'_, B>, spec: &DenseSpec) -> LoadResult<Dense<B>> {
         let by = w.linear((&spec.name, 0), spec.width, spec.inputs, spec.bias)?;
-        Ok(Dense { by, bend: spec.bend })
+        Ok(Dense { by, act: spec.act })
     }
 
     /// [texts, inputs] to [texts, width]
     pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
-        bent(b, x, &self.by, self.bend)
+        linear_act(b, x, &self.by, self.act)
     }
 }
 
@@ -53,7 +53,7 @@ impl DenseSpec {
         };
         // The name of a PyTorch class, such as `torch.nn.modules.activation.Tanh`.
         let called = json["activation_function"].as_str().unwrap_or("Tanh");
-        let bend = match called.rsplit('.').next().unwrap_or(called) {
+        let act = match called.rsplit('.').next().unwrap_or(called) {
             "Identity" => None,
             "Tanh" => Some(HeadActivation::Tanh),
             "ReLU" => Some(HeadActivation::Like(Activation::Relu)),
@@ -66,6 +66,6 @@ impl DenseSpec {
             }
         };
         checkpoint.add(folder)?;
-        Ok(DenseSpec { name: format!("{folder}/linear"), inputs, width, bias, bend })
+        Ok(DenseSpec { name: format!("{folder}/linear"), inputs, width, bias, act })
     }
 }

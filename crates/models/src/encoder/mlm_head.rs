@@ -1,9 +1,9 @@
-//! [`TokenEmbed`]: the masked language model head: from hidden states to logits of tokens.
+//! [`MlmHead`]: the masked language model head, from hidden states to logits of tokens.
 
 use tallow_core::ops::{Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
-use super::classifier_head::bent;
+use super::classifier_head::linear_act;
 use super::spec::{HeadActivation, MlmHeadSpec};
 use crate::Result as LoadResult;
 use crate::spec::Bias;
@@ -13,7 +13,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct MlmHead<B: Backend> {
     dense: LinearWeights<B>,
-    bend: HeadActivation,
+    act: HeadActivation,
     norm: Norm<B>,
     out: LinearWeights<B>,
 }
@@ -33,7 +33,7 @@ impl<B: Backend> MlmHead<B> {
         let bias = spec.bias.map(|name| w.tensor_row(name, vocab)).transpose()?;
         Ok(MlmHead {
             dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
-            bend: HeadActivation::Like(spec.act),
+            act: HeadActivation::Like(spec.act),
             norm: w.norm((spec.norm, 0), dim)?,
             out: LinearWeights { bias, ..out },
         })
@@ -41,8 +41,8 @@ impl<B: Backend> MlmHead<B> {
 
     /// [tokens, dim] to [tokens, vocabulary]
     pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let bent = bent(b, x, &self.dense, Some(self.bend))?;
-        let x = b.run(Normalize { x: &bent, norm: &self.norm, residual: None })?;
+        let y = linear_act(b, x, &self.dense, Some(self.act))?;
+        let x = b.run(Normalize { x: &y, norm: &self.norm, residual: None })?;
         b.run(Linear { x: &x, weights: &self.out, epilogue: Epilogue::NONE })
     }
 }

@@ -130,9 +130,9 @@ pub struct Encoder<B: Backend> {
     last_norm: Option<Norm<B>>,
     ropes: Vec<RopeTable<B>>,
     head: Option<ClassifierHead<B>>,
-    words: Option<MlmHead<B>>,
+    mlm_head: Option<MlmHead<B>>,
     pooler: Option<LinearWeights<B>>,
-    ending: Option<PoolingHead<B>>,
+    pooling_head: Option<PoolingHead<B>>,
     dense: Vec<Dense<B>>,
 }
 
@@ -144,7 +144,7 @@ pub(crate) struct Parts {
     /// Norm behind the embeddings.
     pub embed_norm: &'static str,
     /// The two convolutions of the audio stem.
-    pub ears: [&'static str; 2],
+    pub audio_convs: [&'static str; 2],
 }
 
 /// A batch of texts, images or audio clips on a device, with a KV cache for one layer.
@@ -166,7 +166,7 @@ impl<B: Backend> Encoder<B> {
     pub fn load(b: &B, model: &EncoderModel, progress: Progress<'_>) -> LoadResult<Encoder<B>> {
         let family = model.family;
         let mut w = Weights::new(b, model.source(), progress);
-        let parts = Parts { types: family.types, embed_norm: family.embed_norm, ears: [""; 2] };
+        let parts = Parts { types: family.types, embed_norm: family.embed_norm, audio_convs: [""; 2] };
         let mut spec = model.spec.clone();
         if !model.extras {
             (spec.mlm_head, spec.pooler) = (None, None);
@@ -187,14 +187,16 @@ impl<B: Backend> Encoder<B> {
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
         let front = match (spec.patches, spec.audio) {
             (Some(patches), _) => Front::Patches(PatchEmbed::load(w, names, patches)?),
-            (None, Some(sound)) => Front::Sounds(Box::new(AudioStem::load(w, parts.ears, sound, spec.dim)?)),
+            (None, Some(sound)) => {
+                Front::Sounds(Box::new(AudioStem::load(w, parts.audio_convs, sound, spec.dim)?))
+            }
             (None, None) => {
-                let table = w.matrix(&named(names.embed), spec.vocab, spec.dim)?;
-                let types = spec.types.map(|n| w.matrix(&named(parts.types), n, spec.dim)).transpose()?;
+                let table = w.weight(&named(names.embed), spec.vocab, spec.dim)?;
+                let types = spec.types.map(|n| w.weight(&named(parts.types), n, spec.dim)).transpose()?;
                 Front::Tokens { table, types }
             }
         };
-        let positions = spec.positions.map(|p| w.matrix(&named(names.positions), p.rows, spec.dim));
+        let positions = spec.positions.map(|p| w.weight(&named(names.positions), p.rows, spec.dim));
         let positions = positions.transpose()?;
         let normed = !parts.embed_norm.is_empty();
         let embed_norm = normed.then(|| w.norm((parts.embed_norm, 0), spec.dim)).transpose()?;
@@ -203,13 +205,13 @@ impl<B: Backend> Encoder<B> {
         let layers = layers.collect::<LoadResult<_>>()?;
         let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
         let head = spec.head.map(|head| ClassifierHead::load(w, &head)).transpose()?;
-        let words = match (&spec.mlm_head, &front) {
-            (Some(words), Front::Tokens { table, .. }) => Some(MlmHead::load(w, words, (table, spec.vocab))?),
+        let mlm_head = match (&spec.mlm_head, &front) {
+            (Some(head), Front::Tokens { table, .. }) => Some(MlmHead::load(w, head, (table, spec.vocab))?),
             _ => None,
         };
         let pooler =
             spec.pooler.map(|name| w.linear((name, 0), spec.dim, spec.dim, Bias::Yes)).transpose()?;
-        let ending = spec.pooling_head.map(|ending| PoolingHead::load(w, spec, &ending)).transpose()?;
+        let pooling_head = spec.pooling_head.map(|head| PoolingHead::load(w, spec, &head)).transpose()?;
         let dense = spec.dense.iter().map(|dense| Dense::load(w, dense)).collect::<LoadResult<_>>()?;
         Ok(Encoder {
             spec: spec.clone(),
@@ -220,9 +222,9 @@ impl<B: Backend> Encoder<B> {
             last_norm,
             ropes,
             head,
-            words,
+            mlm_head,
             pooler,
-            ending,
+            pooling_head,
             dense,
         })
     }
@@ -287,8 +289,8 @@ impl<B: Backend> Encoder<B> {
                 let types = types.as_ref().zip(texts.types.as_ref());
                 (embed(table, &plan.tokens)?, vec![types, places]) // [tokens, dim]
             }
-            (Front::Sounds(ears), Some(heard)) => {
-                (ears.forward(b, heard, plan.host.spans.len())?, vec![places]) // [tokens, dim]
+            (Front::Sounds(stem), Some(heard)) => {
+                (stem.forward(b, heard, plan.host.spans.len())?, vec![places]) // [tokens, dim]
             }
             (Front::Patches(patches), Some(numbers)) => {
                 let places = places.map(|(table, ids)| embed(table, ids)).transpose()?;
@@ -330,7 +332,7 @@ impl<B: Backend> Encoder<B> {
         // No layer needs another's K and V: all share one cache.
         let cache = &texts.cache;
         for (i, layer) in self.layers.iter().enumerate() {
-            let cx = Context { b, plan, cache, ropes: &self.ropes, across: None, side: None };
+            let cx = Context { b, plan, cache, ropes: &self.ropes, cross_attention: None, per_layer: None };
             x = layer.forward(&cx, &x)?; // [tokens, dim]
             if let Some(norm) = self.last_norm.as_ref().filter(|_| i + 1 == self.layers.len()) {
                 x = b.run(Normalize { x: &x, norm, residual: None })?;
@@ -343,16 +345,16 @@ impl<B: Backend> Encoder<B> {
     /// A vector per text or image: by the model's own pooling head, or by `by` if it has none; then through the dense
     /// layers.
     pub fn vectors(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
-        let vectors = match &self.ending {
-            Some(ending) => ending.forward(b, texts, x)?,
-            None => gathered(b, texts, x, by)?,
+        let vectors = match &self.pooling_head {
+            Some(head) => head.forward(b, texts, x)?,
+            None => pool(b, texts, x, by)?,
         };
         self.dense.iter().try_fold(vectors, |x, dense| dense.forward(b, &x))
     }
 
     /// A vector per text, pooled by `by`.
     pub fn pool(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
-        gathered(b, texts, x, by)
+        pool(b, texts, x, by)
     }
 
     /// Scores of each text: [texts, labels]; `None` if the model has no classification head.
@@ -364,34 +366,34 @@ impl<B: Backend> Encoder<B> {
 
 impl<B: Backend> Encoder<B> {
     /// Logits of the masked language model head: [tokens, vocab]; `None` if the model has none or it was not loaded.
-    pub fn words(&self, b: &B, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
-        self.words.as_ref().map(|words| words.forward(b, x)).transpose()
+    pub fn mlm_logits(&self, b: &B, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
+        self.mlm_head.as_ref().map(|head| head.forward(b, x)).transpose()
     }
 
     /// `pooler_output` of transformers: a vector per text from its first token's hidden state; `None` if the model has
     /// no pooler or it was not loaded.
-    pub fn pooled(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
+    pub fn pooler_output(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Option<Tensor<B>>> {
         let Some(pooler) = &self.pooler else { return Ok(None) };
-        let first = gathered(b, texts, x, Pooling::First)?; // [texts, dim]
-        classifier_head::bent(b, &first, pooler, Some(HeadActivation::Tanh)).map(Some)
+        let first = pool(b, texts, x, Pooling::First)?; // [texts, dim]
+        classifier_head::linear_act(b, &first, pooler, Some(HeadActivation::Tanh)).map(Some)
     }
 }
 
 /// Pools hidden states: one row per text, by selection, mean or maximum.
-fn gathered<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
+fn pool<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
     let lengths: Vec<usize> = texts.plan.host.spans.iter().map(|span| span.rows).collect();
     let share: fn(usize) -> f32 = match by {
         Pooling::Mean => |n| 1.0 / n as f32,
         Pooling::RootMean => |n| 1.0 / (n as f32).sqrt(),
-        Pooling::LaterMean => |n| 2.0 / (n * (n + 1)) as f32,
-        Pooling::Most => return most(b, x, &lengths),
+        Pooling::WeightedMean => |n| 2.0 / (n * (n + 1)) as f32,
+        Pooling::Max => return max(b, x, &lengths),
         Pooling::First | Pooling::Last | Pooling::At(_) | Pooling::Largest => {
             return rows(b, &texts.plan.host.tokens, x, (&lengths, by));
         }
     };
     let counted = |n: &usize| (1..=*n).map(|i| i as f32).collect::<Vec<_>>();
     let counts: Vec<f32> = lengths.iter().flat_map(counted).collect();
-    let counts = (by == Pooling::LaterMean).then(|| b.upload(&counts, counts.len(), 1)).transpose()?;
+    let counts = (by == Pooling::WeightedMean).then(|| b.upload(&counts, counts.len(), 1)).transpose()?;
     let counted = counts.map(|counts| b.run(Eltwise { x, op: EltwiseOp::Mul(&counts) })).transpose()?;
     let of: Vec<u32> = (0..).zip(&lengths).flat_map(|(i, n)| std::iter::repeat_n(i, *n)).collect();
     let sums = b.zeros(DType::F32, lengths.len(), x.cols())?; // [texts, dim]
@@ -419,7 +421,7 @@ fn rows<B: Backend>(
 }
 
 /// Max pooling, on the host: few models use it, and no device has an op for it.
-fn most<B: Backend>(b: &B, x: &Tensor<B>, lengths: &[usize]) -> Result<Tensor<B>> {
+fn max<B: Backend>(b: &B, x: &Tensor<B>, lengths: &[usize]) -> Result<Tensor<B>> {
     let (numbers, dim) = (b.download::<f32>(x)?, x.cols());
     let (mut rows, mut most) = (numbers.chunks(dim.max(1)), vec![f32::NEG_INFINITY; lengths.len() * dim]);
     for (n, most) in lengths.iter().zip(most.chunks_mut(dim.max(1))) {

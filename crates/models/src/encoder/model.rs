@@ -107,7 +107,7 @@ impl EncoderModel {
     }
 
     pub(crate) fn source(&self) -> Source<'_> {
-        let spec = Common { dim: self.spec.dim, norm: self.spec.norm, side: None };
+        let spec = Common { dim: self.spec.dim, norm: self.spec.norm, per_layer_dim: None };
         Source { checkpoint: &self.checkpoint, names: self.family.names, spec, quantizing: None }
     }
 

@@ -20,7 +20,7 @@ pub(super) struct PatchEmbed<B: Backend> {
 impl<B: Backend> PatchEmbed<B> {
     pub(super) fn load(w: &mut Weights<'_, B>, names: Names, spec: PatchSpec) -> LoadResult<PatchEmbed<B>> {
         let (dim, side) = (w.spec().dim, spec.side);
-        let by = w.conv(names.embed, [dim, CHANNELS, side, side], spec.bias)?;
+        let by = w.conv2d(names.embed, [dim, CHANNELS, side, side], spec.bias)?;
         let first = spec.first.map(|name| w.tensor_row(name, dim)).transpose()?;
         Ok(PatchEmbed { spec, by, first })
     }

@@ -6,7 +6,7 @@ use tallow_core::{
 };
 
 use super::spec::{EncoderSpec, PoolKind, PoolingHeadSpec};
-use super::{PAGE, Texts, gathered};
+use super::{PAGE, Texts, pool};
 use crate::Result as LoadResult;
 use crate::blocks::Context;
 use crate::blocks::mlp::Mlp;
@@ -16,15 +16,15 @@ use crate::weights::Weights;
 /// Pooling, optional norm, optional linear layer.
 #[derive(Debug)]
 pub(super) struct PoolingHead<B: Backend> {
-    gather: Gather<B>,
+    kind: Pool<B>,
     norm: Option<Norm<B>>,
     project: Option<LinearWeights<B>>,
 }
 
 #[derive(Debug)]
-enum Gather<B: Backend> {
+enum Pool<B: Backend> {
     By(super::spec::Pooling),
-    Probe(Box<AttentionPool<B>>),
+    Attention(Box<AttentionPool<B>>),
 }
 
 impl<B: Backend> PoolingHead<B> {
@@ -33,20 +33,20 @@ impl<B: Backend> PoolingHead<B> {
         of: &EncoderSpec,
         spec: &PoolingHeadSpec,
     ) -> LoadResult<PoolingHead<B>> {
-        let gather = match spec.gather {
-            PoolKind::By(pooling) => Gather::By(pooling),
-            PoolKind::AttentionPool(name) => Gather::Probe(Box::new(AttentionPool::load(w, of, name)?)),
+        let kind = match spec.pool {
+            PoolKind::By(pooling) => Pool::By(pooling),
+            PoolKind::AttentionPool(name) => Pool::Attention(Box::new(AttentionPool::load(w, of, name)?)),
         };
         let norm = spec.norm.map(|name| w.norm((name, 0), of.dim)).transpose()?;
         let project = spec.project.map(|p| w.linear((p.name, 0), p.width, of.dim, p.bias)).transpose()?;
-        Ok(PoolingHead { gather, norm, project })
+        Ok(PoolingHead { kind, norm, project })
     }
 
     /// [rows, dim] to [texts, width]
     pub(super) fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let mut y = match &self.gather {
-            Gather::By(pooling) => gathered(b, texts, x, *pooling)?,
-            Gather::Probe(probe) => probe.forward(b, texts, x)?,
+        let mut y = match &self.kind {
+            Pool::By(pooling) => pool(b, texts, x, *pooling)?,
+            Pool::Attention(pool) => pool.forward(b, texts, x)?,
         };
         if let Some(norm) = &self.norm {
             y = b.run(Normalize { x: &y, norm, residual: None })?;
@@ -62,7 +62,7 @@ impl<B: Backend> PoolingHead<B> {
 #[derive(Debug)]
 struct AttentionPool<B: Backend> {
     /// [1, dim]
-    question: Tensor<B>,
+    query: Tensor<B>,
     qkv: LinearWeights<B>,
     o: LinearWeights<B>,
     norm: Norm<B>,
@@ -79,8 +79,8 @@ impl<B: Backend> AttentionPool<B> {
             return Err(w.refuse("a head without layers", "it is made like them"));
         };
         let (heads, scale) = (like.mixer.heads, like.mixer.scale);
-        let question = w.vector(&format!("{name}.probe"), &[1, 1, dim])?;
-        let joint = w.layer(&format!("{name}.attention.in_proj_weight"), 3 * dim, dim)?;
+        let query = w.vector(&format!("{name}.probe"), &[1, 1, dim])?;
+        let joint = w.unbiased_linear(&format!("{name}.attention.in_proj_weight"), 3 * dim, dim)?;
         let of_joint = Some(w.tensor_row(&format!("{name}.attention.in_proj_bias"), 3 * dim)?);
         let o = w.linear((&format!("{name}.attention.out_proj"), 0), dim, dim, Bias::Yes)?;
         let norm = w.norm((&format!("{name}.layernorm"), 0), dim)?;
@@ -88,15 +88,7 @@ impl<B: Backend> AttentionPool<B> {
         let mlp = Mlp::load(w, 0, ["", &up, "", &down], &like.ffn)?;
         let (window, chunk, softcap, sinks, bias) = (None, None, None, None, None);
         let spec = AttnSpec { scale, window, chunk, softcap, sinks, bias, causal: false };
-        Ok(AttentionPool {
-            question,
-            qkv: LinearWeights { bias: of_joint, ..joint },
-            o,
-            norm,
-            mlp,
-            heads,
-            spec,
-        })
+        Ok(AttentionPool { query, qkv: LinearWeights { bias: of_joint, ..joint }, o, norm, mlp, heads, spec })
     }
 
     fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
@@ -107,17 +99,17 @@ impl<B: Backend> AttentionPool<B> {
         // Only K and V are needed; they are in the cache now.
         b.run(QkvPrep { qkv: &qkv, heads, qk_norm: None, rope: None, kv, plan })?;
         // The query stands at the last row's position, so it sees all rows.
-        let asked = |s: &Span| Span { rows: 1, start: s.rows.saturating_sub(1), pages: s.pages.clone() };
-        let asked: Vec<Span> = spans.iter().map(asked).collect();
-        let (tokens, states) = (vec![0; asked.len()], Vec::new());
-        let step = Step { tokens, spans: asked, states, outputs: Vec::new(), page_len: PAGE };
+        let queries = |s: &Span| Span { rows: 1, start: s.rows.saturating_sub(1), pages: s.pages.clone() };
+        let queries: Vec<Span> = spans.iter().map(queries).collect();
+        let (tokens, states) = (vec![0; queries.len()], Vec::new());
+        let step = Step { tokens, spans: queries, states, outputs: Vec::new(), page_len: PAGE };
         let plan = StepPlan::new(b, step)?;
-        let q = project(&self.question, &self.qkv, Epilogue::NONE)?.col_range(0..heads.q_cols()); // [1, dim]
+        let q = project(&self.query, &self.qkv, Epilogue::NONE)?.col_range(0..heads.q_cols()); // [1, dim]
         let all = b.upload_row(&vec![0u32; spans.len()])?;
         let q = b.run(IndexRows { x: &q, indices: &all, mode: IndexMode::Gather })?; // [texts, dim]
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan: &plan })?; // [texts, dim]
         let y = project(&mixed, &self.o, Epilogue::NONE)?; // [texts, dim]
-        let cx = Context { b, plan: &plan, cache, ropes: &[], across: None, side: None };
+        let cx = Context { b, plan: &plan, cache, ropes: &[], cross_attention: None, per_layer: None };
         self.mlp.forward(&cx, &y, Some(&self.norm), Epilogue::add_to(&y))
     }
 }

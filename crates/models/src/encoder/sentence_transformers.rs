@@ -29,9 +29,9 @@ const KINDS: [(&str, &str, Pooling); 6] = [
     ("pooling_mode_mean_tokens", "mean", Pooling::Mean),
     ("pooling_mode_cls_token", "cls", Pooling::First),
     ("pooling_mode_lasttoken", "lasttoken", Pooling::Last),
-    ("pooling_mode_max_tokens", "max", Pooling::Most),
+    ("pooling_mode_max_tokens", "max", Pooling::Max),
     ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", Pooling::RootMean),
-    ("pooling_mode_weightedmean_tokens", "weightedmean", Pooling::LaterMean),
+    ("pooling_mode_weightedmean_tokens", "weightedmean", Pooling::WeightedMean),
 ];
 
 impl SentenceTransformers {

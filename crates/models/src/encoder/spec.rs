@@ -53,7 +53,7 @@ impl EncoderSpec {
         if let Some(dense) = self.dense.last() {
             return dense.width;
         }
-        self.pooling_head.and_then(|ending| ending.project).map_or(self.dim, |project| project.width)
+        self.pooling_head.and_then(|head| head.project).map_or(self.dim, |project| project.width)
     }
 }
 
@@ -93,7 +93,7 @@ impl PatchSpec {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PoolingHeadSpec {
     /// How hidden states are pooled.
-    pub gather: PoolKind,
+    pub pool: PoolKind,
     /// Name of the norm, if there is one.
     pub norm: Option<&'static str>,
     /// The projection, if there is one.
@@ -133,7 +133,7 @@ pub struct DenseSpec {
     /// Bias of the linear layer.
     pub bias: Bias,
     /// The activation, if there is one.
-    pub bend: Option<HeadActivation>,
+    pub act: Option<HeadActivation>,
 }
 
 /// Audio stem (Whisper): log-mel frames of `bands` values; two convolutions of kernel size 3 halve their number.
@@ -175,9 +175,9 @@ pub enum Pooling {
     /// Sum of all divided by the square root of their number.
     RootMean,
     /// Mean weighted by position: 1, 2, 3, ...
-    LaterMean,
+    WeightedMean,
     /// Element-wise maximum.
-    Most,
+    Max,
     /// First token (CLS).
     First,
     /// Last token.
@@ -192,7 +192,7 @@ impl Pooling {
     /// Index of the selected token; `None` if all tokens take part.
     pub(super) fn place(self, tokens: &[u32]) -> Option<usize> {
         match self {
-            Pooling::Mean | Pooling::RootMean | Pooling::LaterMean | Pooling::Most => None,
+            Pooling::Mean | Pooling::RootMean | Pooling::WeightedMean | Pooling::Max => None,
             Pooling::First => Some(0),
             Pooling::Last => Some(tokens.len().saturating_sub(1)),
             Pooling::At(end) => Some(tokens.iter().position(|token| *token == end).unwrap_or(0)),
@@ -214,7 +214,7 @@ pub struct HeadSpec {
     /// Bias of the first linear layer.
     pub dense_bias: Bias,
     /// The activation.
-    pub bend: HeadActivation,
+    pub act: HeadActivation,
     /// Name of the norm, if there is one.
     pub norm: Option<&'static str>,
     /// Name of the last linear layer, which has a bias.

@@ -19,14 +19,14 @@ static ARCEE: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         gated: false,
         act: (common::ACT, "relu2"),
         context: (common::CONTEXT, 4096),
         eps: (common::EPS, 1e-5),
-        ..common::USUAL
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
     for layer in &mut spec.layers {
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (attention, attention, mlp);

@@ -49,7 +49,7 @@ const NAMES: Names = Names {
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     encoders::only_both_ways(c)?;
     encoders::only_gguf_both_ways(c)?;
-    let mut spec = encoders::plain(c, &encoders::USUAL)?;
+    let mut spec = encoders::plain(c, &encoders::DEFAULTS)?;
     spec.types = encoders::types(c, 2)?;
     spec.head = encoders::head(c, "bert.pooler.dense", HeadActivation::Tanh, "classifier");
     spec.pooler = encoders::pooler(c, &spec, NAMES.base, "bert.pooler.dense");

@@ -38,8 +38,8 @@ const END: Key = key("eos_token_id", "");
 /// `eos_token_id` in the first configs, which does not match their tokenizer: with it the largest id is the end token.
 const WRONG_END: usize = 2;
 
-const USUAL: towers::Usual =
-    towers::Usual { dim: 512, layers: 12, heads: 8, ffn: 2048, act: "quick_gelu", eps: 1e-5 };
+const DEFAULTS: towers::Defaults =
+    towers::Defaults { dim: 512, layers: 12, heads: 8, ffn: 2048, act: "quick_gelu", eps: 1e-5 };
 
 const PATCHES: PatchSpec = PatchSpec {
     image: 224,
@@ -56,7 +56,7 @@ const PATCHES: PatchSpec = PatchSpec {
 
 fn text(c: &Config<'_>) -> Result<EncoderSpec> {
     let of = within(c, "text_config_dict", "text_config")?;
-    let mut spec = towers::text(&of, &USUAL, (49_408, 77))?;
+    let mut spec = towers::text(&of, &DEFAULTS, (49_408, 77))?;
     for layer in &mut spec.layers {
         layer.mixer.causal = true;
     }
@@ -65,19 +65,19 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
         end => Pooling::At(end as u32),
     };
     let project = projection((c, &of), "CLIPTextModel", "text_projection")?;
-    spec.pooling_head = Some(PoolingHeadSpec { gather: PoolKind::By(pooling), norm: None, project });
+    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(pooling), norm: None, project });
     Ok(spec)
 }
 
 fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     let of = within(c, "vision_config_dict", "vision_config")?;
-    let usual = towers::Usual { dim: 768, heads: 12, ffn: 3072, ..USUAL };
-    let mut spec = towers::images(&of, &usual, PATCHES)?;
+    let defaults = towers::Defaults { dim: 768, heads: 12, ffn: 3072, ..DEFAULTS };
+    let mut spec = towers::images(&of, &defaults, PATCHES)?;
     // Only the pooled vector is normalized.
     spec.last_norm = false;
     let project = projection((c, &of), "CLIPVisionModel", "visual_projection")?;
-    let gather = PoolKind::By(Pooling::First);
-    spec.pooling_head = Some(PoolingHeadSpec { gather, norm: Some(towers::IMAGES.norm), project });
+    let pool = PoolKind::By(Pooling::First);
+    spec.pooling_head = Some(PoolingHeadSpec { pool, norm: Some(towers::IMAGES.norm), project });
     Ok(spec)
 }
 

@@ -31,16 +31,16 @@ static COHERE2: Family = Family {
 
 const LOGITS: Key = key("logit_scale", "logit_scale");
 
-const USUAL: common::Usual = common::Usual {
+const DEFAULTS: common::Defaults = common::Defaults {
     norm_bias: Bias::No,
     context: (common::CONTEXT, 8192),
     tied: true,
-    ..common::USUAL_LAYER_NORM
+    ..common::LAYER_NORM_DEFAULTS
 };
 
 /// Settings common to both.
-fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DenseDecoderSpec> {
-    let mut spec = common::plain_as(c, usual)?;
+fn base(c: &Config<'_>, defaults: &common::Defaults) -> Result<DenseDecoderSpec> {
+    let mut spec = common::plain_as(c, defaults)?;
     spec.logit_scale = c.number_or(LOGITS, 0.0625)? as f32;
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let bias = common::bias(c, "attention_bias", false)?;
@@ -52,8 +52,8 @@ fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DenseDecoderSpec> {
 }
 
 fn cohere(c: &Config<'_>) -> Result<DecoderSpec> {
-    let rope = rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL };
-    let mut spec = base(c, &common::Usual { rope, ..USUAL })?;
+    let rope = rope::Defaults { theta: (rope::THETA, 500_000.0), ..rope::DEFAULTS };
+    let mut spec = base(c, &common::Defaults { rope, ..DEFAULTS })?;
     if common::flag(c, "use_qk_norm", false)? {
         spec.layers.iter_mut().for_each(|layer| layer.mixer.qk_norm = QkNormSpec::HeadWeights);
     }
@@ -61,7 +61,7 @@ fn cohere(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn cohere2(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = base(c, &USUAL)?;
+    let mut spec = base(c, &DEFAULTS)?;
     let window = common::window_or(c, 4096)?;
     let windowed = common::windowed_but_every(c, spec.layers.len(), 4)?;
     for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {

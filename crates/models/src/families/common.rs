@@ -41,7 +41,7 @@ pub(super) const SANE: usize = 1 << 24;
 
 /// A family's config keys, and the defaults where a key is missing.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Usual {
+pub(super) struct Defaults {
     pub dim: Key,
     pub layers: Key,
     pub heads: Key,
@@ -62,13 +62,13 @@ pub(super) struct Usual {
     pub norm_bias: Bias,
     pub eps: (Key, f64),
     pub tied: bool,
-    pub rope: rope::Usual,
+    pub rope: rope::Defaults,
     /// Whether RoPE is used. Without it a head may have an odd size.
     pub rotates: bool,
 }
 
 /// Defaults of most families.
-pub(super) const USUAL: Usual = Usual {
+pub(super) const DEFAULTS: Defaults = Defaults {
     dim: key("hidden_size", "embedding_length"),
     layers: key("num_hidden_layers", "block_count"),
     heads: key("num_attention_heads", "attention.head_count"),
@@ -85,69 +85,69 @@ pub(super) const USUAL: Usual = Usual {
     norm_bias: Bias::No,
     eps: (EPS, 1e-6),
     tied: false,
-    rope: rope::USUAL,
+    rope: rope::DEFAULTS,
     rotates: true,
 };
 
 /// Defaults of families with LayerNorm.
-pub(super) const USUAL_LAYER_NORM: Usual =
-    Usual { norm: NormKind::Layer, norm_bias: Bias::Yes, eps: (LAYER_EPS, 1e-5), ..USUAL };
+pub(super) const LAYER_NORM_DEFAULTS: Defaults =
+    Defaults { norm: NormKind::Layer, norm_bias: Bias::Yes, eps: (LAYER_EPS, 1e-5), ..DEFAULTS };
 
 /// Decoder of uniform layers: pre-norm, no biases, no QK norm, RoPE over the whole head, untied embeddings. Families
 /// change what differs.
 pub(super) fn plain(c: &Config<'_>) -> Result<DenseDecoderSpec> {
-    plain_as(c, &USUAL)
+    plain_as(c, &DEFAULTS)
 }
 
 /// [`plain`] with a family's own keys and defaults.
-pub(super) fn plain_as(c: &Config<'_>, usual: &Usual) -> Result<DenseDecoderSpec> {
-    plain_of(c, usual, |dim| heads(c, dim, usual).map(|heads| (heads, heads.dim)))
+pub(super) fn plain_as(c: &Config<'_>, defaults: &Defaults) -> Result<DenseDecoderSpec> {
+    plain_of(c, defaults, |dim| heads(c, dim, defaults).map(|heads| (heads, heads.dim)))
 }
 
 /// [`plain_as`] with a callback that reads the heads from the hidden size; it returns them and the number of elements
 /// per head that RoPE rotates.
 pub(super) fn plain_of(
     c: &Config<'_>,
-    usual: &Usual,
+    defaults: &Defaults,
     heads: impl FnOnce(usize) -> Result<(Heads, usize)>,
 ) -> Result<DenseDecoderSpec> {
-    let dim = sane(c, usual.dim, c.count(usual.dim)?)?;
-    let (count, tensors) = (c.count(usual.layers)?, c.checkpoint().tensors().len());
+    let dim = sane(c, defaults.dim, c.count(defaults.dim)?)?;
+    let (count, tensors) = (c.count(defaults.layers)?, c.checkpoint().tensors().len());
     if count == 0 || count > tensors {
-        return Err(c.bad(usual.layers, format_args!("is {count}, with {tensors} tensors")));
+        return Err(c.bad(defaults.layers, format_args!("is {count}, with {tensors} tensors")));
     }
     let (heads, turned) = heads(dim)?;
-    let (eps_key, eps) = usual.eps;
+    let (eps_key, eps) = defaults.eps;
     let eps = c.number_or(eps_key, eps)?;
     if !(0.0..1.0).contains(&eps) {
         return Err(c.bad(eps_key, format_args!("is {eps}")));
     }
-    let width = match (c.find_count(usual.ffn)?, usual.ffn_times) {
+    let width = match (c.find_count(defaults.ffn)?, defaults.ffn_times) {
         (None, Some(times)) => times * dim,
-        _ => c.count(usual.ffn)?,
+        _ => c.count(defaults.ffn)?,
     };
     let ffn = FfnSpec {
-        width: sane(c, usual.ffn, width)?,
-        act: activation(c, usual.act)?,
-        gated: usual.gated,
+        width: sane(c, defaults.ffn, width)?,
+        act: activation(c, defaults.act)?,
+        gated: defaults.gated,
         bias: Bias::No,
     };
-    let (context_key, context) = usual.context;
+    let (context_key, context) = defaults.context;
     Ok(DecoderSpec {
         gguf_permutes_qk: false,
         mtp_layers: 0,
-        vocab: vocab(c, usual)?,
+        vocab: vocab(c, defaults)?,
         dim,
         context: sane(c, context_key, c.find_count(context_key)?.unwrap_or(context))?,
-        norm: NormSpec { kind: usual.norm, eps: eps as f32, bias: usual.norm_bias, weight_offset: 0.0 },
-        tied_embeddings: tied(c, usual.tied)?,
+        norm: NormSpec { kind: defaults.norm, eps: eps as f32, bias: defaults.norm_bias, weight_offset: 0.0 },
+        tied_embeddings: tied(c, defaults.tied)?,
         head_bias: Bias::No,
         embed_scale: 1.0,
         positions: None,
         per_layer_dim: None,
         logit_scale: 1.0,
         logit_softcap: None,
-        ropes: if usual.rotates { vec![rope::rope(c, turned, &usual.rope)?] } else { Vec::new() },
+        ropes: if defaults.rotates { vec![rope::rope(c, turned, &defaults.rope)?] } else { Vec::new() },
         layers: vec![LayerSpec::new(AttentionSpec::new(heads), ffn); count],
     })
 }
@@ -161,29 +161,29 @@ pub(super) fn sane(c: &Config<'_>, key: Key, n: usize) -> Result<usize> {
 }
 
 /// Vocabulary size. GGUF metadata may leave it to the embedding's shape.
-fn vocab(c: &Config<'_>, usual: &Usual) -> Result<usize> {
+fn vocab(c: &Config<'_>, defaults: &Defaults) -> Result<usize> {
     let embed = c.checkpoint().get(&format!("{}.weight", tensor_names::GGUF.embed)).filter(|_| c.is_gguf());
     match embed.and_then(|t| t.shape.first()) {
         Some(rows) => sane(c, VOCAB, *rows),
-        None => sane(c, VOCAB, c.find_count(VOCAB)?.or(usual.vocab).map_or_else(|| c.count(VOCAB), Ok)?),
+        None => sane(c, VOCAB, c.find_count(VOCAB)?.or(defaults.vocab).map_or_else(|| c.count(VOCAB), Ok)?),
     }
 }
 
-pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> {
+pub(super) fn heads(c: &Config<'_>, dim: usize, defaults: &Defaults) -> Result<Heads> {
     // `null` means derived from the other settings; a missing key means the default of the family's first model.
     let left_out = |key, value: Option<usize>| value.filter(|_| !c.is_gguf() && c.leaves_out(key));
-    let q = c.find_count(usual.heads)?.or(left_out(usual.heads, usual.head_count));
-    let q = sane(c, usual.heads, q.map_or_else(|| c.count(usual.heads), Ok)?)?;
-    let kv = c.find_count(KV_HEADS)?.or(left_out(KV_HEADS, usual.kv_heads));
+    let q = c.find_count(defaults.heads)?.or(left_out(defaults.heads, defaults.head_count));
+    let q = sane(c, defaults.heads, q.map_or_else(|| c.count(defaults.heads), Ok)?)?;
+    let kv = c.find_count(KV_HEADS)?.or(left_out(KV_HEADS, defaults.kv_heads));
     let kv = sane(c, KV_HEADS, kv.unwrap_or(q))?;
     if !q.is_multiple_of(kv) {
-        return Err(c.bad(usual.heads, format_args!("is {q}, not a multiple of the {kv} key heads")));
+        return Err(c.bad(defaults.heads, format_args!("is {q}, not a multiple of the {kv} key heads")));
     }
-    let head = match c.find_count(HEAD_DIM)?.or(left_out(HEAD_DIM, usual.head_dim)) {
+    let head = match c.find_count(HEAD_DIM)?.or(left_out(HEAD_DIM, defaults.head_dim)) {
         Some(n) => sane(c, HEAD_DIM, n)?,
-        None => share(c, usual.heads, dim, q)?,
+        None => share(c, defaults.heads, dim, q)?,
     };
-    if usual.rotates || head > MOST_OF_A_HEAD {
+    if defaults.rotates || head > MOST_OF_A_HEAD {
         even(c, HEAD_DIM, head)?;
     }
     if let Some(v) = c.find_count(VALUE_DIM)?
@@ -196,10 +196,10 @@ pub(super) fn heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<Heads> 
 
 /// MHA heads of size `dim / heads`, for families without GQA: the config's KV-head and head-size keys, which other
 /// families use, are ignored.
-pub(super) fn own_heads(c: &Config<'_>, dim: usize, usual: &Usual) -> Result<(Heads, usize)> {
-    let q = sane(c, usual.heads, c.count(usual.heads)?)?;
-    let head = share(c, usual.heads, dim, q)?;
-    even(c, usual.heads, head)?;
+pub(super) fn own_heads(c: &Config<'_>, dim: usize, defaults: &Defaults) -> Result<(Heads, usize)> {
+    let q = sane(c, defaults.heads, c.count(defaults.heads)?)?;
+    let head = share(c, defaults.heads, dim, q)?;
+    even(c, defaults.heads, head)?;
     Ok((Heads { q, kv: q, dim: head }, head))
 }
 
@@ -223,8 +223,8 @@ fn even(c: &Config<'_>, key: Key, head: usize) -> Result<()> {
 /// Largest head size.
 const MOST_OF_A_HEAD: usize = 1024;
 
-pub(super) fn activation(c: &Config<'_>, (key, usual): (Key, &'static str)) -> Result<Activation> {
-    activation_called(c, key, c.find_text(key)?.unwrap_or(usual))
+pub(super) fn activation(c: &Config<'_>, (key, default): (Key, &'static str)) -> Result<Activation> {
+    activation_called(c, key, c.find_text(key)?.unwrap_or(default))
 }
 
 /// Activation function by its config name; `key` is for the error.
@@ -292,11 +292,11 @@ pub(super) fn of_type(
     types.into_iter().take(layers).map(is).collect()
 }
 
-/// Which layers have a sliding window: all but every n-th, with n = `usual` unless the settings have another.
-pub(super) fn windowed_but_every(c: &Config<'_>, layers: usize, usual: usize) -> Result<Vec<bool>> {
+/// Which layers have a sliding window: all but every n-th, with n = `default` unless the settings have another.
+pub(super) fn windowed_but_every(c: &Config<'_>, layers: usize, default: usize) -> Result<Vec<bool>> {
     // With an explicit list the interval is ignored, so it may have any value.
     let listed = c.has(LAYER_TYPES) || c.has(WINDOWED);
-    let every = if listed { usual } else { c.find_count(EVERY)?.unwrap_or(usual) };
+    let every = if listed { default } else { c.find_count(EVERY)?.unwrap_or(default) };
     if every == 0 {
         return Err(c.bad(EVERY, "is 0"));
     }
@@ -309,9 +309,9 @@ pub(super) fn window(c: &Config<'_>) -> Result<Option<usize>> {
     window.map(|n| sane(c, WINDOW, n)).transpose()
 }
 
-/// Sliding-window size, in families that default to `usual` unless it is `null`.
-pub(super) fn window_or(c: &Config<'_>, usual: usize) -> Result<Option<usize>> {
-    if c.leaves_out(WINDOW) { Ok(Some(usual)) } else { window(c) }
+/// Sliding-window size, in families that default to `default` unless it is `null`.
+pub(super) fn window_or(c: &Config<'_>, default: usize) -> Result<Option<usize>> {
+    if c.leaves_out(WINDOW) { Ok(Some(default)) } else { window(c) }
 }
 
 /// Boolean flag in `config.json`.
@@ -362,8 +362,8 @@ pub(super) fn experts_used(c: &Config<'_>, default: usize, count: usize) -> Resu
 }
 
 /// MTP (nextn) layers behind the last one, which are skipped. GGUF files include them in the layer count.
-pub(super) fn mtp_layers<L>(c: &Config<'_>, spec: &mut DecoderSpec<L>, usual: usize) -> Result<()> {
-    spec.mtp_layers = c.find_count(MTP_LAYERS)?.unwrap_or(if c.is_gguf() { 0 } else { usual });
+pub(super) fn mtp_layers<L>(c: &Config<'_>, spec: &mut DecoderSpec<L>, default: usize) -> Result<()> {
+    spec.mtp_layers = c.find_count(MTP_LAYERS)?.unwrap_or(if c.is_gguf() { 0 } else { default });
     if c.is_gguf() {
         let (skipped, layers) = (spec.mtp_layers, spec.layers.len());
         if skipped >= layers {

@@ -49,7 +49,7 @@ const NEIGHBOURS: Key = key("rope_interleave", "");
 /// Settings common to V2 and V3. `experts` makes the MoE settings from the expert FFN width.
 fn base(
     c: &Config<'_>,
-    usual: &common::Usual,
+    defaults: &common::Defaults,
     (width, dense): (usize, usize),
     experts: impl FnOnce(usize) -> Result<ExpertsSpec>,
 ) -> Result<DecoderSpec> {
@@ -63,7 +63,7 @@ fn base(
     if let Some(every) = c.find_count(EVERY)?.filter(|n| *n != 1) {
         return Err(c.unsupported(EVERY, every, "1 is"));
     }
-    let q = common::sane(c, usual.heads, c.count(usual.heads)?)?;
+    let q = common::sane(c, defaults.heads, c.count(defaults.heads)?)?;
     let latent = latent(c, q)?;
     if let Some(kv) = c.find_count(common::KV_HEADS)?.filter(|kv| *kv != q && !c.is_gguf()) {
         return Err(c.unsupported(
@@ -72,7 +72,7 @@ fn base(
             format_args!("as many as there are heads ({q}) are"),
         ));
     }
-    let mut spec = common::plain_of(c, usual, |_| Ok((latent.heads(), latent.qk_rope_dim)))?;
+    let mut spec = common::plain_of(c, defaults, |_| Ok((latent.heads(), latent.qk_rope_dim)))?;
     for rope in &mut spec.ropes {
         rope.pairs = RopePairs::Interleaved;
         // In GGUF files YaRN scales the attention scores only, not cos and sin.
@@ -94,9 +94,9 @@ fn base(
 
 /// MLA without biases, and with scores as they are.
 fn latent(c: &Config<'_>, q_heads: usize) -> Result<MlaSpec> {
-    let count = |key: Key, usual: usize| match c.is_gguf() {
+    let count = |key: Key, default: usize| match c.is_gguf() {
         true => common::sane(c, key, c.count(key)?),
-        false => common::sane(c, key, c.find_count(key)?.unwrap_or(usual)),
+        false => common::sane(c, key, c.find_count(key)?.unwrap_or(default)),
     };
     let (kv_lora_rank, qk_rope_dim, v_dim) = (count(RANK, 512)?, count(TURNED, 64)?, count(VALUE, 128)?);
     let q_lora_rank = match c.find_count(Q_RANK)? {
@@ -137,20 +137,21 @@ fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
         Some(2) => return v3(c),
         Some(other) => return Err(c.unsupported(GGUF_SCORES, other, "1 and 2 are")),
     }
-    let usual = routed::Usual { count: 64, used: None, groups: None, shared: 2, scale: 1.0, to_one: false };
+    let defaults =
+        routed::Defaults { count: 64, used: None, groups: None, shared: 2, scale: 1.0, norm_weights: false };
     common::only(c, SCORES, "softmax")?;
-    if c.flag_or(routed::TO_ONE, usual.to_one)? {
-        return Err(c.unsupported(routed::TO_ONE, true, "false is"));
+    if c.flag_or(routed::NORM_WEIGHTS, defaults.norm_weights)? {
+        return Err(c.unsupported(routed::NORM_WEIGHTS, true, "false is"));
     }
     let limited = match c.find_text(CHOICE)?.unwrap_or("greedy") {
         "greedy" => false,
         "group_limited_greedy" => true,
         other => return Err(c.unsupported(CHOICE, other, "greedy and group_limited_greedy are")),
     };
-    base(c, &common::USUAL, (1407, 0), |width| {
-        let experts = routed::together(c, width, &usual)?;
+    base(c, &common::DEFAULTS, (1407, 0), |width| {
+        let experts = routed::softmax(c, width, &defaults)?;
         let groups = match limited || c.is_gguf() {
-            true => routed::groups(c, &experts, &usual, 1)?,
+            true => routed::groups(c, &experts, &defaults, 1)?,
             false => None,
         };
         // It is not verified which group selection GGUF files with softmax scores mean.
@@ -162,13 +163,19 @@ fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn v3(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual { context: (common::CONTEXT, 4096), ..common::USUAL };
-    let to_one = !c.is_gguf();
-    let experts =
-        routed::Usual { count: 256, used: Some(8), groups: Some((8, 4)), shared: 1, scale: 2.5, to_one };
+    let defaults = common::Defaults { context: (common::CONTEXT, 4096), ..common::DEFAULTS };
+    let norm_weights = !c.is_gguf();
+    let experts = routed::Defaults {
+        count: 256,
+        used: Some(8),
+        groups: Some((8, 4)),
+        shared: 1,
+        scale: 2.5,
+        norm_weights,
+    };
     common::only(c, SCORES, "sigmoid")?;
     common::only(c, CHOICE, "noaux_tc")?;
-    let mut spec = base(c, &usual, (2048, 3), |width| routed::alone(c, width, &experts))?;
+    let mut spec = base(c, &defaults, (2048, 3), |width| routed::sigmoid(c, width, &experts))?;
     if !c.flag_or(NEIGHBOURS, true)? {
         spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Halves);
     }

@@ -35,15 +35,15 @@ static DISTILBERT: EncoderFamily = EncoderFamily {
 };
 
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         dim: key("dim", ""),
         layers: key("n_layers", ""),
         heads: key("n_heads", ""),
         ffn: key("hidden_dim", ""),
         act: (key("activation", ""), "gelu"),
-        ..encoders::USUAL
+        ..encoders::DEFAULTS
     };
-    let mut spec = encoders::plain(c, &usual)?;
+    let mut spec = encoders::plain(c, &defaults)?;
     spec.head = encoders::head(c, "pre_classifier", HeadActivation::Like(Activation::Relu), "classifier");
     let words = MlmHeadSpec {
         dense: "vocab_transform",

@@ -90,20 +90,20 @@ const TYPES: Key = key("type_vocab_size", "");
 const PAD: Key = key("pad_token_id", "");
 const POSITION_KIND: Key = key("position_embedding_type", "");
 
-/// Defaults of most encoders: the usual keys, exact GELU, post-norm.
-pub(super) const USUAL: common::Usual = common::Usual {
+/// Defaults of most encoders: the common keys, exact GELU, post-norm.
+pub(super) const DEFAULTS: common::Defaults = common::Defaults {
     gated: false,
     act: (common::ACT, "gelu"),
     context: (common::CONTEXT, 512),
     eps: (common::LAYER_EPS, 1e-12),
     rotates: false,
-    ..common::USUAL_LAYER_NORM
+    ..common::LAYER_NORM_DEFAULTS
 };
 
 /// Encoder of uniform layers: post-norm, biases everywhere, learned position and token-type embeddings, no RoPE.
 /// Families change what differs.
-pub(super) fn plain(c: &Config<'_>, usual: &common::Usual) -> Result<EncoderSpec> {
-    let like = common::plain_as(c, usual)?;
+pub(super) fn plain(c: &Config<'_>, defaults: &common::Defaults) -> Result<EncoderSpec> {
+    let like = common::plain_as(c, defaults)?;
     let mut layers = like.layers;
     for layer in &mut layers {
         layer.order = Order::PostNorm;
@@ -162,19 +162,19 @@ pub(super) fn only_both_ways(c: &Config<'_>) -> Result<()> {
 }
 
 /// Number of token types; `None` without a token-type embedding.
-pub(super) fn types(c: &Config<'_>, usual: usize) -> Result<Option<usize>> {
+pub(super) fn types(c: &Config<'_>, default: usize) -> Result<Option<usize>> {
     // GGUF files leave it to the embedding's shape.
     let stored = c.checkpoint().get(&named(GGUF_TYPES)).filter(|_| c.is_gguf());
     let types = match stored.and_then(|t| t.shape.first()) {
         Some(rows) => *rows,
-        None => c.find_count(TYPES)?.unwrap_or(usual),
+        None => c.find_count(TYPES)?.unwrap_or(default),
     };
     (types > 0).then(|| common::sane(c, TYPES, types)).transpose()
 }
 
 /// Learned positions that start behind the padding token's id (RoBERTa).
-pub(super) fn behind_pad(c: &Config<'_>, spec: &mut EncoderSpec, usual: usize) -> Result<()> {
-    let (rows, pad) = (spec.context, c.find_count(PAD)?.unwrap_or(usual));
+pub(super) fn behind_pad(c: &Config<'_>, spec: &mut EncoderSpec, default: usize) -> Result<()> {
+    let (rows, pad) = (spec.context, c.find_count(PAD)?.unwrap_or(default));
     if pad + 1 >= rows {
         return Err(c.bad(PAD, format_args!("is {pad}, and there are {rows} positions")));
     }
@@ -209,11 +209,11 @@ pub(super) fn words(c: &Config<'_>, words: MlmHeadSpec, biases: &[&'static str])
 pub(super) fn head(
     c: &Config<'_>,
     dense: &'static str,
-    bend: HeadActivation,
+    act: HeadActivation,
     out: &'static str,
 ) -> Option<HeadSpec> {
     let labels = c.checkpoint().get(&named(out)).and_then(|t| t.shape.first().copied()).unwrap_or(1);
     let (pooling, dense_bias, norm) = (Pooling::First, Bias::Yes, None);
-    let head = HeadSpec { pooling, dense, dense_bias, bend, norm, out, labels };
+    let head = HeadSpec { pooling, dense, dense_bias, act, norm, out, labels };
     c.arch().ends_with("ForSequenceClassification").then_some(head)
 }

@@ -21,16 +21,16 @@ static ERNIE4_5: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(2),
         head_dim: Some(128),
         context: (common::CONTEXT, 131_072),
         eps: (common::EPS, 1e-5),
         tied: true,
-        rope: rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL },
-        ..common::USUAL
+        rope: rope::Defaults { theta: (rope::THETA, 500_000.0), ..rope::DEFAULTS },
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let bias = common::bias(c, "use_bias", false)?;
     for layer in &mut spec.layers {

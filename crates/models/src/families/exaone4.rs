@@ -23,8 +23,8 @@ static EXAONE4: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual { kv_heads: Some(32), eps: (common::EPS, 1e-5), ..common::USUAL };
-    let mut spec = common::plain_as(c, &usual)?;
+    let defaults = common::Defaults { kv_heads: Some(32), eps: (common::EPS, 1e-5), ..common::DEFAULTS };
+    let mut spec = common::plain_as(c, &defaults)?;
     let window = common::window_or(c, 4096)?;
     let windowed = match window {
         Some(_) => common::windowed_but_every(c, spec.layers.len(), 4)?,

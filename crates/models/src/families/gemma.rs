@@ -53,18 +53,18 @@ const SCALAR: Key = key("query_pre_attn_scalar", "");
 const SCORE_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
 pub(super) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
 
-const USUAL: common::Usual = common::Usual {
+const DEFAULTS: common::Defaults = common::Defaults {
     kv_heads: Some(4),
     head_dim: Some(256),
     act: (ACT, "gelu_pytorch_tanh"),
     context: (common::CONTEXT, 8192),
     tied: true,
-    ..common::USUAL
+    ..common::DEFAULTS
 };
 
 /// Settings common to Gemma 1 to 3.
-fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DenseDecoderSpec> {
-    let mut spec = common::plain_as(c, usual)?;
+fn base(c: &Config<'_>, defaults: &common::Defaults) -> Result<DenseDecoderSpec> {
+    let mut spec = common::plain_as(c, defaults)?;
     common::off(c, "use_bidirectional_attention")?;
     spec.embed_scale = (spec.dim as f32).sqrt();
     // Converters to GGUF add the 1.
@@ -77,8 +77,8 @@ fn base(c: &Config<'_>, usual: &common::Usual) -> Result<DenseDecoderSpec> {
 }
 
 fn gemma(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual { kv_heads: Some(16), act: (common::ACT, USUAL.act.1), ..USUAL };
-    let mut spec = base(c, &usual)?;
+    let defaults = common::Defaults { kv_heads: Some(16), act: (common::ACT, DEFAULTS.act.1), ..DEFAULTS };
+    let mut spec = base(c, &defaults)?;
     for layer in spec.layers.iter_mut().filter(|layer| layer.ffn.act == Activation::Gelu) {
         // The first configs say `gelu` but mean the tanh approximation.
         layer.ffn.act = Activation::GeluTanh;
@@ -88,8 +88,8 @@ fn gemma(c: &Config<'_>) -> Result<DecoderSpec> {
 
 /// Settings common to Gemma 2 and 3. GGUF files do not have the score scale; the model with `largest` layers has
 /// another one than the rest.
-fn sandwich(c: &Config<'_>, usual: &common::Usual, largest: usize) -> Result<DenseDecoderSpec> {
-    let mut spec = base(c, usual)?;
+fn sandwich(c: &Config<'_>, defaults: &common::Defaults, largest: usize) -> Result<DenseDecoderSpec> {
+    let mut spec = base(c, defaults)?;
     let heads = spec.layers[0].mixer.heads;
     let scalar = match c.is_gguf() {
         true if spec.layers.len() == largest => spec.dim as f64 / heads.q as f64,
@@ -107,8 +107,8 @@ fn sandwich(c: &Config<'_>, usual: &common::Usual, largest: usize) -> Result<Den
 }
 
 /// Softcap, if set.
-pub(super) fn cap(c: &Config<'_>, key: Key, usual: Option<f64>) -> Result<Option<f32>> {
-    let cap = if c.leaves_out(key) { usual } else { c.find_number(key)? };
+pub(super) fn cap(c: &Config<'_>, key: Key, default: Option<f64>) -> Result<Option<f32>> {
+    let cap = if c.leaves_out(key) { default } else { c.find_number(key)? };
     match cap.map(|cap| cap as f32) {
         Some(cap) if cap <= 0.0 || cap.is_infinite() => {
             Err(c.bad(key, format_args!("is {cap}; more than 0 is expected")))
@@ -118,7 +118,7 @@ pub(super) fn cap(c: &Config<'_>, key: Key, usual: Option<f64>) -> Result<Option
 }
 
 fn gemma2(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = sandwich(c, &USUAL, 46)?;
+    let mut spec = sandwich(c, &DEFAULTS, 46)?;
     spec.logit_softcap = cap(c, LOGIT_CAP, Some(30.0))?;
     let (window, softcap) = (common::window_or(c, 4096)?, cap(c, SCORE_CAP, Some(50.0))?);
     let windowed = common::windowed(c, spec.layers.len(), |i| i.is_multiple_of(2))?;
@@ -130,16 +130,16 @@ fn gemma2(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 fn gemma3(c: &Config<'_>) -> Result<DecoderSpec> {
-    let rope = rope::Usual { theta: (rope::THETA, 1_000_000.0), ..rope::USUAL };
-    let usual = common::Usual {
+    let rope = rope::Defaults { theta: (rope::THETA, 1_000_000.0), ..rope::DEFAULTS };
+    let defaults = common::Defaults {
         // Multimodal configs leave these keys out.
         head_count: Some(8),
         vocab: Some(262_208),
         context: (common::CONTEXT, 131_072),
         rope,
-        ..USUAL
+        ..DEFAULTS
     };
-    let mut spec = sandwich(c, &usual, 62)?;
+    let mut spec = sandwich(c, &defaults, 62)?;
     spec.logit_softcap = cap(c, LOGIT_CAP, None)?;
     spec.ropes.push(rope::local_rope(c, &spec.ropes[0])?);
     let window = common::window_or(c, 4096)?;

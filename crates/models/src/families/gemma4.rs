@@ -47,15 +47,15 @@ const GGUF_NARROW_TURNED: Key = key("", "rope.dimension_count_swa");
 const GGUF_TURNED: Key = key("", "rope.dimension_count");
 const GGUF_WIDTH: Key = key("", "feed_forward_length");
 const SHARED_KV: Key = key("num_kv_shared_layers", "attention.shared_kv_layers");
-const SIDE: Key = key("hidden_size_per_layer_input", "embedding_length_per_layer_input");
-const SIDE_VOCAB: Key = key("vocab_size_per_layer_input", "");
+const PER_LAYER_DIM: Key = key("hidden_size_per_layer_input", "embedding_length_per_layer_input");
+const PER_LAYER_VOCAB: Key = key("vocab_size_per_layer_input", "");
 const BOTH_WAYS: Key = key("use_bidirectional_attention", "");
 const USED: Key = key("top_k_experts", common::EXPERTS_USED.gguf);
 const VALUES_OF_KEYS: &str = "attention_k_eq_v";
 /// Settings by layer.
 const BY_LAYER: &str = "per_layer_config";
 
-const USUAL: common::Usual = common::Usual {
+const DEFAULTS: common::Defaults = common::Defaults {
     kv_heads: Some(4),
     head_dim: Some(256),
     // GGUF files may have one width per layer.
@@ -64,8 +64,8 @@ const USUAL: common::Usual = common::Usual {
     act: (gemma::ACT, "gelu_pytorch_tanh"),
     context: (common::CONTEXT, 131_072),
     tied: true,
-    rope: rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL },
-    ..common::USUAL
+    rope: rope::Defaults { theta: (rope::THETA, 1e6), ..rope::DEFAULTS },
+    ..common::DEFAULTS
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
@@ -74,12 +74,12 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         Some(other) => return Err(c.unsupported(BOTH_WAYS, other, "attention to earlier tokens is")),
     }
     let (mut windowed, mut heads) = (Vec::new(), Vec::new());
-    let mut spec = common::plain_of(c, &USUAL, |dim| {
-        let layers = c.count(USUAL.layers)?;
+    let mut spec = common::plain_of(c, &DEFAULTS, |dim| {
+        let layers = c.count(DEFAULTS.layers)?;
         windowed = windowed_layers(c, layers)?;
         heads = heads_by_layer(c, dim, &windowed)?;
         // The last layer has no window.
-        heads.last().map(|last| (*last, last.dim)).ok_or_else(|| c.bad(USUAL.layers, "is 0"))
+        heads.last().map(|last| (*last, last.dim)).ok_or_else(|| c.bad(DEFAULTS.layers, "is 0"))
     })?;
     let wide = spec.layers[0].mixer.heads.dim;
     let narrow = windowed.iter().position(|windowed| *windowed).map_or(wide, |i| heads[i].dim);
@@ -97,7 +97,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     spec.ropes.push(rope::local_rope(c, &local)?);
     spec.embed_scale = (spec.dim as f32).sqrt();
     spec.logit_softcap = gemma::cap(c, LOGIT_CAP, None)?;
-    spec.per_layer_dim = side(c, spec.vocab)?;
+    spec.per_layer_dim = per_layer_dim(c, spec.vocab)?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = common::window_or(c, 512)?;
     let values_of_keys = common::flag(c, VALUES_OF_KEYS, false)?;
@@ -149,7 +149,7 @@ fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<H
         false => Err(c.bad(common::KV_HEADS, format_args!("is {}, for {} heads", heads.kv, heads.q))),
     };
     if c.is_gguf() {
-        let q = common::sane(c, USUAL.heads, c.count(USUAL.heads)?)?;
+        let q = common::sane(c, DEFAULTS.heads, c.count(DEFAULTS.heads)?)?;
         let wide = even(HEAD_DIM, c.count(HEAD_DIM)?)?;
         let narrow = even(GGUF_NARROW, c.find_count(GGUF_NARROW)?.unwrap_or(wide))?;
         for (key, dim) in [(GGUF_VALUE, wide), (GGUF_NARROW_VALUE, narrow), (GGUF_NARROW_TURNED, narrow)] {
@@ -163,7 +163,7 @@ fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<H
         };
         return kv.into_iter().zip(windowed).map(of).collect();
     }
-    let usual = common::heads(c, dim, &USUAL)?;
+    let narrow = common::heads(c, dim, &DEFAULTS)?;
     let by_layer = c.under(BY_LAYER).is_there();
     let fewer = if common::flag(c, VALUES_OF_KEYS, false)? { c.find_count(WIDE_KV)? } else { None };
     let wide = even(WIDE, c.find_count(WIDE)?.unwrap_or(512))?;
@@ -177,11 +177,11 @@ fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<H
             ));
         }
         if !by_layer {
-            let kv = fewer.unwrap_or(usual.kv);
-            return if *windowed { Ok(usual) } else { shared(Heads { kv, dim: wide, ..usual }) };
+            let kv = fewer.unwrap_or(narrow.kv);
+            return if *windowed { Ok(narrow) } else { shared(Heads { kv, dim: wide, ..narrow }) };
         }
-        let kv = own.find_count(common::KV_HEADS)?.unwrap_or(usual.kv);
-        shared(Heads { kv, dim: even(HEAD_DIM, own.find_count(HEAD_DIM)?.unwrap_or(usual.dim))?, ..usual })
+        let kv = own.find_count(common::KV_HEADS)?.unwrap_or(narrow.kv);
+        shared(Heads { kv, dim: even(HEAD_DIM, own.find_count(HEAD_DIM)?.unwrap_or(narrow.dim))?, ..narrow })
     };
     windowed.iter().enumerate().map(of).collect()
 }
@@ -250,14 +250,18 @@ fn experts(c: &Config<'_>) -> Result<Option<(usize, ExpertsSpec)>> {
 }
 
 /// Size of the per-layer embedding, if the model has one.
-fn side(c: &Config<'_>, vocab: usize) -> Result<Option<usize>> {
-    let usual = if c.is_gguf() { 0 } else { 256 };
-    let width = c.find_count(SIDE)?.unwrap_or(usual);
-    if let Some(n) = c.find_count(SIDE_VOCAB)?.filter(|n| *n != vocab && width > 0) {
-        return Err(c.unsupported(SIDE_VOCAB, n, format_args!("{vocab} is, as many as there are tokens")));
+fn per_layer_dim(c: &Config<'_>, vocab: usize) -> Result<Option<usize>> {
+    let default = if c.is_gguf() { 0 } else { 256 };
+    let width = c.find_count(PER_LAYER_DIM)?.unwrap_or(default);
+    if let Some(n) = c.find_count(PER_LAYER_VOCAB)?.filter(|n| *n != vocab && width > 0) {
+        return Err(c.unsupported(
+            PER_LAYER_VOCAB,
+            n,
+            format_args!("{vocab} is, as many as there are tokens"),
+        ));
     }
     match width {
         0 => Ok(None),
-        n => common::sane(c, SIDE, n).map(Some),
+        n => common::sane(c, PER_LAYER_DIM, n).map(Some),
     }
 }

@@ -36,15 +36,15 @@ static GLM4: Family = Family {
 };
 
 fn glm(c: &Config<'_>) -> Result<DenseDecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(2),
         head_dim: Some(128),
         context: (common::CONTEXT, 131_072),
         eps: (common::EPS, 1.5625e-7),
-        rope: rope::Usual { part: Some((rope::PART, 0.5)), ..rope::USUAL },
-        ..common::USUAL
+        rope: rope::Defaults { part: Some((rope::PART, 0.5)), ..rope::DEFAULTS },
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let bias = common::bias(c, "attention_bias", true)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
@@ -67,19 +67,25 @@ static GLM4_MOE: Family = Family {
 };
 
 fn with_experts(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(8),
         context: (common::CONTEXT, 131_072),
         eps: (common::EPS, 1e-5),
-        rope: rope::Usual { part: Some((rope::PART, 0.5)), ..rope::USUAL },
-        ..common::USUAL
+        rope: rope::Defaults { part: Some((rope::PART, 0.5)), ..rope::DEFAULTS },
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     common::mtp_layers(c, &mut spec, 1)?;
     let width = common::expert_width(c, 1408)?;
-    let usual =
-        routed::Usual { count: 128, used: Some(8), groups: None, shared: 1, scale: 1.0, to_one: true };
-    let experts = routed::alone(c, width, &usual)?;
+    let defaults = routed::Defaults {
+        count: 128,
+        used: Some(8),
+        groups: None,
+        shared: 1,
+        scale: 1.0,
+        norm_weights: true,
+    };
+    let experts = routed::sigmoid(c, width, &defaults)?;
     let dense = c.find_count(routed::DENSE)?.unwrap_or(1);
     let bias = common::bias(c, "attention_bias", false)?;
     let normed = match c.is_gguf() {

@@ -32,20 +32,20 @@ static GPT2: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
-        dim: key("n_embd", common::USUAL.dim.gguf),
-        layers: key("n_layer", common::USUAL.layers.gguf),
-        heads: key("n_head", common::USUAL.heads.gguf),
-        ffn: key("n_inner", common::USUAL.ffn.gguf),
+    let defaults = common::Defaults {
+        dim: key("n_embd", common::DEFAULTS.dim.gguf),
+        layers: key("n_layer", common::DEFAULTS.layers.gguf),
+        heads: key("n_head", common::DEFAULTS.heads.gguf),
+        ffn: key("n_inner", common::DEFAULTS.ffn.gguf),
         ffn_times: Some(4),
         gated: false,
         act: (key("activation_function", ""), "gelu_new"),
         context: (key("n_positions", common::CONTEXT.gguf), 1024),
         eps: (key("layer_norm_epsilon", common::GGUF_LAYER_EPS), 1e-5),
         tied: true,
-        ..common::USUAL_LAYER_NORM
+        ..common::LAYER_NORM_DEFAULTS
     };
-    let mut spec = common::plain_of(c, &usual, |dim| common::own_heads(c, dim, &usual))?;
+    let mut spec = common::plain_of(c, &defaults, |dim| common::own_heads(c, dim, &defaults))?;
     common::off(c, "add_cross_attention")?;
     spec.positions = Some(spec.context);
     spec.ropes.clear();

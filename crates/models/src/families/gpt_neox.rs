@@ -33,13 +33,14 @@ static GPT_NEOX: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let rope = rope::Usual {
+    let rope = rope::Defaults {
         theta: (key("rotary_emb_base", rope::GGUF_THETA), 10_000.0),
         part: Some((key("rotary_pct", ""), 0.25)),
-        ..rope::USUAL
+        ..rope::DEFAULTS
     };
-    let usual = common::Usual { gated: false, act: (common::ACT, "gelu"), rope, ..common::USUAL_LAYER_NORM };
-    let mut spec = common::plain_of(c, &usual, |dim| common::own_heads(c, dim, &usual))?;
+    let defaults =
+        common::Defaults { gated: false, act: (common::ACT, "gelu"), rope, ..common::LAYER_NORM_DEFAULTS };
+    let mut spec = common::plain_of(c, &defaults, |dim| common::own_heads(c, dim, &defaults))?;
     let bias = common::bias(c, "attention_bias", true)?;
     let parallel = common::flag(c, "use_parallel_residual", true)?;
     for layer in &mut spec.layers {

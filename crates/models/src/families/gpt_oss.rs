@@ -35,7 +35,7 @@ const SLOPE: Key = key("swiglu_alpha", "");
 const LIMIT: Key = key("swiglu_limit", "");
 
 /// RoPE scaling of configs that have none.
-const USUAL_YARN: Yarn = Yarn {
+const DEFAULT_YARN: Yarn = Yarn {
     factor: 32.0,
     original: 4096,
     beta_fast: 32.0,
@@ -45,20 +45,20 @@ const USUAL_YARN: Yarn = Yarn {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(8),
         head_dim: Some(64),
         context: (common::CONTEXT, 131_072),
         eps: (common::EPS, 1e-5),
-        rope: rope::Usual { theta: (rope::THETA, 150_000.0), gguf_truncate: false, ..rope::USUAL },
-        ..common::USUAL
+        rope: rope::Defaults { theta: (rope::THETA, 150_000.0), gguf_truncate: false, ..rope::DEFAULTS },
+        ..common::DEFAULTS
     };
     common::only(c, common::ACT, "silu")?;
     held(c, SLOPE, Activation::SLOPE)?;
     held(c, LIMIT, Activation::LIMIT)?;
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     if !rope::is_said(c) {
-        spec.ropes.iter_mut().for_each(|rope| rope.scaling = Scaling::Yarn(USUAL_YARN));
+        spec.ropes.iter_mut().for_each(|rope| rope.scaling = Scaling::Yarn(DEFAULT_YARN));
     }
     let count = common::experts(c, common::LOCAL_EXPERTS, 128)?;
     let experts = ExpertsSpec {

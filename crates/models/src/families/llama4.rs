@@ -41,21 +41,21 @@ const EVERY: Key = key("interleave_moe_layer_step", "");
 const TURNED: Key = key("no_rope_layers", "");
 const UNTURNED_EVERY: Key = key("no_rope_layer_interval", "");
 const CHUNK: Key = key("attention_chunk_size", "");
-const GROWTH: Key = key("attn_scale", "");
+const TEMPERATURE: Key = key("attn_scale", "");
 const FLOOR: Key = key("floor_scale", "");
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(8),
         head_dim: Some(128),
         context: (common::CONTEXT, 131_072),
         eps: (common::EPS, 1e-5),
-        rope: rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL },
-        ..common::USUAL
+        rope: rope::Defaults { theta: (rope::THETA, 500_000.0), ..rope::DEFAULTS },
+        ..common::DEFAULTS
     };
     // Other scalings also lengthen queries, and the QK norm would have to be applied after that.
     rope::only(c, &["default", "linear", "dynamic", "llama3"])?;
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let (layers, experts) = (spec.layers.len(), experts(c, spec.layers[0].ffn.width)?);
     let width = common::sane(c, DENSE_WIDTH, c.find_count(DENSE_WIDTH)?.unwrap_or(16_384))?;
@@ -66,16 +66,16 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         false => c.find_count(CHUNK)?.map(|n| common::sane(c, CHUNK, n)).transpose()?,
     };
     let normed = common::flag(c, "use_qk_norm", true)?;
-    let grows = common::flag(c, "attn_temperature_tuning", true)?;
-    if grows {
-        spec.ropes.push(growing(c, &spec.ropes[0])?);
+    let tuned = common::flag(c, "attn_temperature_tuning", true)?;
+    if tuned {
+        spec.ropes.push(temperature(c, &spec.ropes[0])?);
     }
     let bias = common::bias(c, "attention_bias", false)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
         layer.mixer.chunk = chunk.filter(|_| chunked[i]);
         if !turned[i] {
-            (layer.mixer.rope, layer.mixer.second_rope) = (None, grows.then_some(1));
+            (layer.mixer.rope, layer.mixer.second_rope) = (None, tuned.then_some(1));
         } else if normed {
             layer.mixer.qk_norm = QkNormSpec::Plain;
         }
@@ -115,16 +115,16 @@ fn turned(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok((0..layers).map(|i| !(i + 1).is_multiple_of(every)).collect())
 }
 
-fn at_least_one(c: &Config<'_>, key: Key, usual: usize) -> Result<usize> {
-    match c.find_count(key)?.unwrap_or(usual) {
+fn at_least_one(c: &Config<'_>, key: Key, default: usize) -> Result<usize> {
+    match c.find_count(key)?.unwrap_or(default) {
         0 => Err(c.bad(key, "is 0")),
         n => Ok(n),
     }
 }
 
 /// Scaling of queries by position in layers without RoPE (temperature tuning).
-fn growing(c: &Config<'_>, rope: &RopeSpec) -> Result<RopeSpec> {
-    let by = c.number_or(GROWTH, 0.1)?;
+fn temperature(c: &Config<'_>, rope: &RopeSpec) -> Result<RopeSpec> {
+    let by = c.number_or(TEMPERATURE, 0.1)?;
     let original = common::sane(c, FLOOR, c.find_count(FLOOR)?.unwrap_or(8192))?;
-    Ok(RopeSpec { scaling: Scaling::Growing { by, original, early: 1 }, ..rope.clone() })
+    Ok(RopeSpec { scaling: Scaling::Temperature { by, original, early: 1 }, ..rope.clone() })
 }

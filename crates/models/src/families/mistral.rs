@@ -21,14 +21,14 @@ static MISTRAL: Family = Family {
     spec,
 };
 
-const USUAL: common::Usual =
-    common::Usual { kv_heads: Some(8), context: (common::CONTEXT, 131_072), ..common::USUAL };
+const DEFAULTS: common::Defaults =
+    common::Defaults { kv_heads: Some(8), context: (common::CONTEXT, 131_072), ..common::DEFAULTS };
 
 /// Window where `config.json` lacks the key (`null` means none).
 const WINDOW: usize = 4096;
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = common::plain_as(c, &USUAL)?;
+    let mut spec = common::plain_as(c, &DEFAULTS)?;
     let window = common::window_or(c, WINDOW)?;
     let windowed = common::windowed(c, spec.layers.len(), |_| true)?;
     for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
@@ -56,29 +56,29 @@ static MINISTRAL3: Family = Family {
 };
 
 /// RoPE scaling of configs that have none.
-const USUAL_YARN: Yarn =
+const DEFAULT_YARN: Yarn =
     Yarn { factor: 16.0, original: 16_384, beta_fast: 32.0, beta_slow: 1.0, truncate: true, attention: 1.0 };
 
 fn ministral3(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(8),
         head_dim: Some(128),
         context: (common::CONTEXT, 262_144),
         eps: (common::EPS, 1e-5),
-        ..common::USUAL
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     let head = spec.layers[0].mixer.heads.dim;
-    let growing = match rope::is_said(c) {
-        true => rope::growing(c, &spec.ropes[0], head)?,
+    let temperature = match rope::is_said(c) {
+        true => rope::temperature(c, &spec.ropes[0], head)?,
         false => {
             spec.ropes[0] =
-                RopeSpec { theta: 1e6, scaling: Scaling::Yarn(USUAL_YARN), ..spec.ropes[0].clone() };
-            let scaling = Scaling::Growing { by: 0.1, original: USUAL_YARN.original, early: 0 };
+                RopeSpec { theta: 1e6, scaling: Scaling::Yarn(DEFAULT_YARN), ..spec.ropes[0].clone() };
+            let scaling = Scaling::Temperature { by: 0.1, original: DEFAULT_YARN.original, early: 0 };
             RopeSpec { scaling, ..spec.ropes[0].clone() }
         }
     };
-    spec.ropes.push(growing);
+    spec.ropes.push(temperature);
     let window = common::window(c)?;
     for layer in &mut spec.layers {
         layer.mixer.window = window;

@@ -25,15 +25,15 @@ static MIXTRAL: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let rope = rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL };
-    let usual = common::Usual {
+    let rope = rope::Defaults { theta: (rope::THETA, 1e6), ..rope::DEFAULTS };
+    let defaults = common::Defaults {
         kv_heads: Some(8),
         context: (common::CONTEXT, 131_072),
         eps: (common::EPS, 1e-5),
         rope,
-        ..common::USUAL
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     let experts = experts(c, common::experts(c, common::LOCAL_EXPERTS, 8)?)?;
     let window = common::window(c)?;
     for layer in &mut spec.layers {

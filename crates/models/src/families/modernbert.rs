@@ -36,20 +36,20 @@ const WINDOW: Key = key("local_attention", "");
 const THETA: Key = key("global_rope_theta", "");
 const LOCAL_THETA: Key = key("local_rope_theta", "");
 const POOLING: Key = key("classifier_pooling", "");
-const BEND: Key = key("classifier_activation", "");
+const HEAD_ACT: Key = key("classifier_activation", "");
 
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         gated: true,
         act: (key("hidden_activation", ""), "gelu"),
         context: (common::CONTEXT, 8192),
         eps: (key("norm_eps", ""), 1e-5),
         norm_bias: common::bias(c, "norm_bias", false)?,
-        rope: rope::Usual { theta: (THETA, 160_000.0), ..rope::USUAL },
+        rope: rope::Defaults { theta: (THETA, 160_000.0), ..rope::DEFAULTS },
         rotates: true,
-        ..encoders::USUAL
+        ..encoders::DEFAULTS
     };
-    let mut spec = encoders::plain(c, &usual)?;
+    let mut spec = encoders::plain(c, &defaults)?;
     spec.positions = None;
     spec.last_norm = true;
     let local = rope::local_rope_as(c, &spec.ropes[0], LOCAL_THETA)?;
@@ -73,7 +73,7 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     let words = MlmHeadSpec {
         dense: "head.dense",
         dense_bias: common::bias(c, "classifier_bias", false)?,
-        act: common::activation(c, (BEND, "gelu"))?,
+        act: common::activation(c, (HEAD_ACT, "gelu"))?,
         norm: "head.norm",
         out: "decoder",
         bias: None,
@@ -83,8 +83,8 @@ fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
 }
 
 fn head(c: &Config<'_>) -> Result<Option<HeadSpec>> {
-    let bend = HeadActivation::Like(common::activation(c, (BEND, "gelu"))?);
-    let Some(plain) = encoders::head(c, "head.dense", bend, "classifier") else { return Ok(None) };
+    let act = HeadActivation::Like(common::activation(c, (HEAD_ACT, "gelu"))?);
+    let Some(plain) = encoders::head(c, "head.dense", act, "classifier") else { return Ok(None) };
     let pooling = match c.find_text(POOLING)?.unwrap_or("cls") {
         "cls" => Pooling::First,
         "mean" => Pooling::Mean,

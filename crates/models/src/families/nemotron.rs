@@ -19,15 +19,15 @@ static NEMOTRON: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         gated: false,
         act: (common::ACT, "relu2"),
         context: (common::CONTEXT, 4096),
         eps: (key("norm_eps", common::GGUF_LAYER_EPS), 1e-5),
-        rope: rope::Usual { part: Some((rope::PART, 0.5)), ..rope::USUAL },
-        ..common::USUAL_LAYER_NORM
+        rope: rope::Defaults { part: Some((rope::PART, 0.5)), ..rope::DEFAULTS },
+        ..common::LAYER_NORM_DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     spec.norm.weight_offset = 1.0;
     let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
     for layer in &mut spec.layers {

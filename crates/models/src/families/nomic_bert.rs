@@ -70,7 +70,7 @@ const STRETCH: Key = key("rotary_scaling_factor", "");
 const EXPERTS_EVERY: Key = key("moe_every_n_layers", "");
 
 /// Config keys and defaults of the files on the Hugging Face Hub.
-const HUBS: common::Usual = common::Usual {
+const HUBS: common::Defaults = common::Defaults {
     dim: key("n_embd", ""),
     layers: key("n_layer", ""),
     heads: key("n_head", ""),
@@ -78,22 +78,22 @@ const HUBS: common::Usual = common::Usual {
     act: (key("", ""), "silu"),
     context: (key("n_positions", ""), 2048),
     eps: (key("layer_norm_epsilon", ""), 1e-12),
-    rope: rope::Usual {
+    rope: rope::Defaults {
         theta: (key("rotary_emb_base", ""), 10_000.0),
         part: Some((key("rotary_emb_fraction", ""), 1.0)),
-        ..rope::USUAL
+        ..rope::DEFAULTS
     },
     ..NEWER
 };
 
 /// Config keys and defaults of newer files.
-const NEWER: common::Usual = common::Usual {
+const NEWER: common::Defaults = common::Defaults {
     gated: true,
     act: (common::ACT, "silu"),
     context: (common::CONTEXT, 2048),
-    rope: rope::Usual { theta: (rope::THETA, 1000.0), ..rope::USUAL },
+    rope: rope::Defaults { theta: (rope::THETA, 1000.0), ..rope::DEFAULTS },
     rotates: true,
-    ..encoders::USUAL
+    ..encoders::DEFAULTS
 };
 
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {

@@ -36,7 +36,7 @@ const HF: Names = Names {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let mut spec = common::plain_as(c, &common::Usual { eps: (common::EPS, 1e-5), ..common::USUAL })?;
+    let mut spec = common::plain_as(c, &common::Defaults { eps: (common::EPS, 1e-5), ..common::DEFAULTS })?;
     let bias = common::bias(c, "attention_bias", false)?;
     for layer in &mut spec.layers {
         layer.order = Order::Post;
@@ -51,7 +51,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
 
 fn windowed(c: &Config<'_>, spec: &mut DenseDecoderSpec) -> Result<()> {
     let head = spec.layers[0].mixer.heads.dim;
-    let full = rope::rope(c, head, &rope::Usual { theta: (rope::THETA, 500_000.0), ..rope::USUAL })?;
+    let full = rope::rope(c, head, &rope::Defaults { theta: (rope::THETA, 500_000.0), ..rope::DEFAULTS })?;
     spec.ropes = vec![full.clone(), rope::window_rope(c, &full, head)?];
     let window = common::window_or(c, 4096)?;
     let chosen = common::windowed(c, spec.layers.len(), |i| !(i + 1).is_multiple_of(4))?;

@@ -21,8 +21,9 @@ static OLMOE: Family = Family {
 const CLIP: Key = key("clip_qkv", "");
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual { eps: (common::EPS, 1e-5), context: (common::CONTEXT, 4096), ..common::USUAL };
-    let mut spec = common::plain_as(c, &usual)?;
+    let defaults =
+        common::Defaults { eps: (common::EPS, 1e-5), context: (common::CONTEXT, 4096), ..common::DEFAULTS };
+    let mut spec = common::plain_as(c, &defaults)?;
     if let Some(most) = c.find_number(CLIP)? {
         return Err(c.unsupported(CLIP, most, "null is"));
     }

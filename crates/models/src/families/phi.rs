@@ -41,13 +41,13 @@ static PHI3: Family = Family {
 };
 
 fn phi(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         gated: false,
         act: (common::ACT, "gelu_new"),
-        rope: rope::Usual { part: Some((rope::PART, 0.5)), ..rope::USUAL },
-        ..common::USUAL_LAYER_NORM
+        rope: rope::Defaults { part: Some((rope::PART, 0.5)), ..rope::DEFAULTS },
+        ..common::LAYER_NORM_DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     spec.head_bias = Bias::Yes;
     let normed = common::flag(c, "qk_layernorm", false)?;
     for layer in &mut spec.layers {
@@ -61,10 +61,14 @@ fn phi(c: &Config<'_>) -> Result<DecoderSpec> {
 fn phi3(c: &Config<'_>) -> Result<DecoderSpec> {
     // Some files call longrope `yarn`.
     rope::only(c, &["default", "longrope", "su", "yarn"])?;
-    let rope = rope::Usual { original: Some(4096), part: Some((rope::PART, 1.0)), ..rope::USUAL };
-    let usual =
-        common::Usual { eps: (common::EPS, 1e-5), context: (common::CONTEXT, 4096), rope, ..common::USUAL };
-    let mut spec = common::plain_as(c, &usual)?;
+    let rope = rope::Defaults { original: Some(4096), part: Some((rope::PART, 1.0)), ..rope::DEFAULTS };
+    let defaults = common::Defaults {
+        eps: (common::EPS, 1e-5),
+        context: (common::CONTEXT, 4096),
+        rope,
+        ..common::DEFAULTS
+    };
+    let mut spec = common::plain_as(c, &defaults)?;
     let window = common::window(c)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.window = window);
     Ok(spec.into())

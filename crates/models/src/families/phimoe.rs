@@ -30,17 +30,17 @@ static PHIMOE: Family = Family {
 const NOISE: Key = key("router_jitter_noise", "");
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(8),
         context: (common::CONTEXT, 131_072),
         norm: NormKind::Layer,
         norm_bias: Bias::Yes,
         eps: (common::EPS, 1e-5),
-        rope: rope::Usual { theta: (rope::THETA, 1e6), ..rope::USUAL },
-        ..common::USUAL
+        rope: rope::Defaults { theta: (rope::THETA, 1e6), ..rope::DEFAULTS },
+        ..common::DEFAULTS
     };
     rope::only(c, &["default", "longrope"])?;
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     for rope in &mut spec.ropes {
         if let Scaling::Long { attention, .. } = &mut rope.scaling {
             *attention = rope::attention(c)?;

@@ -56,16 +56,16 @@ fn windowed(c: &Config<'_>, head_dim: Option<usize>) -> Result<DenseDecoderSpec>
     let theta = match c.arch() {
         QWEN3_VL => 5e5,
         QWEN2_VL | QWEN2_5_VL => 1e6,
-        _ => rope::USUAL.theta.1,
+        _ => rope::DEFAULTS.theta.1,
     };
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(32),
         head_dim,
-        rope: rope::Usual { theta: (rope::THETA, theta), ..rope::USUAL },
+        rope: rope::Defaults { theta: (rope::THETA, theta), ..rope::DEFAULTS },
         context: (common::CONTEXT, 32_768),
-        ..common::USUAL
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     if !c.flag_or(USE_WINDOW, false)? {
         return Ok(spec);
     }

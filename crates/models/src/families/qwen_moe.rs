@@ -37,18 +37,18 @@ const QKV_BIAS: &str = "qkv_bias";
 const EVERY: Key = key("decoder_sparse_step", "");
 const DENSE: Key = key("mlp_only_layers", "");
 const SHARED: Key = key("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
-const TO_ONE: Key = key("norm_topk_prob", "");
+const NORM_WEIGHTS: Key = key("norm_topk_prob", "");
 const USE_WINDOW: Key = key("use_sliding_window", "");
 const WINDOW_TO: Key = key("max_window_layers", "");
 
-const USUAL: common::Usual =
-    common::Usual { kv_heads: Some(4), context: (common::CONTEXT, 32_768), ..common::USUAL };
+const DEFAULTS: common::Defaults =
+    common::Defaults { kv_heads: Some(4), context: (common::CONTEXT, 32_768), ..common::DEFAULTS };
 
 fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let width = shared_width(c, 5632)?;
     let count = common::experts(c, common::EXPERTS, 60)?;
-    let norm_weights = c.flag_or(TO_ONE, false)?;
-    let mut spec = common::plain_as(c, &common::Usual { kv_heads: Some(16), ..USUAL })?;
+    let norm_weights = c.flag_or(NORM_WEIGHTS, false)?;
+    let mut spec = common::plain_as(c, &common::Defaults { kv_heads: Some(16), ..DEFAULTS })?;
     let bias = common::bias(c, QKV_BIAS, true)?;
     spec.layers.iter_mut().for_each(|layer| layer.mixer.qkv_bias = bias);
     if c.flag_or(USE_WINDOW, false)? {
@@ -70,8 +70,8 @@ fn qwen2_moe(c: &Config<'_>) -> Result<DecoderSpec> {
 fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     let count = common::experts(c, common::EXPERTS, 128)?;
     // GGUF files do not have the flag, and their readers take it as true.
-    let norm_weights = c.is_gguf() || c.flag_or(TO_ONE, false)?;
-    let mut spec = common::plain_as(c, &USUAL)?;
+    let norm_weights = c.is_gguf() || c.flag_or(NORM_WEIGHTS, false)?;
+    let mut spec = common::plain_as(c, &DEFAULTS)?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = match c.flag_or(USE_WINDOW, false)? {
         true => common::window_or(c, 4096)?,
@@ -90,8 +90,8 @@ fn qwen3_moe(c: &Config<'_>) -> Result<DecoderSpec> {
 }
 
 /// FFN width of the shared expert.
-pub(super) fn shared_width(c: &Config<'_>, usual: usize) -> Result<usize> {
-    common::sane(c, SHARED, c.find_count(SHARED)?.unwrap_or(usual))
+pub(super) fn shared_width(c: &Config<'_>, default: usize) -> Result<usize> {
+    common::sane(c, SHARED, c.find_count(SHARED)?.unwrap_or(default))
 }
 
 /// MoE in some layers; `width` is the default expert FFN width.

@@ -79,35 +79,35 @@ const EVERY: Key = key("full_attention_interval", "full_attention_interval");
 /// Which layers are Gated DeltaNet.
 const RECURRENT: Key = key("", "attention.recurrent_layers");
 const EXPERTS: Key = key("num_experts", "expert_count");
-const TO_ONE: Key = key("norm_topk_prob", "");
+const NORM_WEIGHTS: Key = key("norm_topk_prob", "");
 
-const USUAL: common::Usual = common::Usual {
+const DEFAULTS: common::Defaults = common::Defaults {
     kv_heads: Some(2),
     head_dim: Some(256),
     context: (common::CONTEXT, 32_768),
-    rope: rope::Usual { part: Some((rope::PART, 0.25)), ..rope::USUAL },
-    ..common::USUAL
+    rope: rope::Defaults { part: Some((rope::PART, 0.25)), ..rope::DEFAULTS },
+    ..common::DEFAULTS
 };
 
 fn qwen3_next(c: &Config<'_>) -> Result<DecoderSpec> {
     // GGUF files do not have the flag, and their readers take it as true.
-    let to_one = c.is_gguf() || c.flag_or(TO_ONE, true)?;
-    let spec = hybrid(c, &USUAL, Sharing::Grouped)?;
+    let norm_weights = c.is_gguf() || c.flag_or(NORM_WEIGHTS, true)?;
+    let spec = hybrid(c, &DEFAULTS, Sharing::Grouped)?;
     if c.find_count(EXPERTS)? == Some(0) {
         return Ok(spec.into());
     }
-    qwen_moe::mix(c, spec, experts(c, [512, 10], to_one)?, 512)
+    qwen_moe::mix(c, spec, experts(c, [512, 10], norm_weights)?, 512)
 }
 
 fn qwen35(c: &Config<'_>) -> Result<DecoderSpec> {
     rope::sections(c)?;
-    Ok(hybrid(c, &common::Usual { kv_heads: Some(4), ..USUAL }, sharing(c))?.into())
+    Ok(hybrid(c, &common::Defaults { kv_heads: Some(4), ..DEFAULTS }, sharing(c))?.into())
 }
 
 fn qwen35_moe(c: &Config<'_>) -> Result<DecoderSpec> {
     rope::sections(c)?;
     let ffn = common::EXPERT_WIDTH;
-    let spec = hybrid(c, &common::Usual { ffn, ..USUAL }, sharing(c))?;
+    let spec = hybrid(c, &common::Defaults { ffn, ..DEFAULTS }, sharing(c))?;
     let experts = experts(c, [256, 8], true)?;
     Ok(spec.with_experts(|_| Some(experts)))
 }
@@ -129,10 +129,10 @@ fn experts(c: &Config<'_>, [count, used]: [usize; 2], norm_weights: bool) -> Res
 /// Settings common to all three, without experts.
 fn hybrid(
     c: &Config<'_>,
-    usual: &common::Usual,
+    defaults: &common::Defaults,
     sharing: Sharing,
 ) -> Result<DecoderSpec<LayerSpec<Mixer, FfnSpec>>> {
-    let mut spec = common::plain_as(c, usual)?;
+    let mut spec = common::plain_as(c, defaults)?;
     // Converters to GGUF add the 1.
     spec.norm.weight_offset = if c.is_gguf() { 0.0 } else { 1.0 };
     if c.is_gguf() {
@@ -167,7 +167,7 @@ fn recurrent(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 }
 
 fn delta(c: &Config<'_>, sharing: Sharing) -> Result<GatedDeltaSpec> {
-    let count = |key: Key, usual: usize| common::sane(c, key, c.find_count(key)?.unwrap_or(usual));
+    let count = |key: Key, default: usize| common::sane(c, key, c.find_count(key)?.unwrap_or(default));
     let most = |key: Key, n: usize, least: usize, most: usize| match (least..=most).contains(&n) {
         true => Ok(n),
         false => Err(c.unsupported(key, n, format_args!("{least} to {most} are"))),

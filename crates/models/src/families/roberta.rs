@@ -43,7 +43,7 @@ static ROBERTA: EncoderFamily = EncoderFamily {
 
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {
     encoders::only_both_ways(c)?;
-    let mut spec = encoders::plain(c, &encoders::USUAL)?;
+    let mut spec = encoders::plain(c, &encoders::DEFAULTS)?;
     encoders::behind_pad(c, &mut spec, 1)?;
     spec.types = encoders::types(c, 2)?;
     spec.head = encoders::head(c, "classifier.dense", HeadActivation::Tanh, "classifier.out_proj");

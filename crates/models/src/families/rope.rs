@@ -18,7 +18,7 @@ pub(super) const THETA: Key = key("rope_theta", GGUF_THETA);
 pub(super) const GGUF_THETA: &str = "rope.freq_base";
 const GGUF_WINDOW_THETA: &str = "rope.freq_base_swa";
 const LOCAL_THETA: Key = key("rope_local_base_freq", GGUF_WINDOW_THETA);
-const GROWTH: Key = key("llama_4_scaling_beta", "");
+const TEMPERATURE: Key = key("llama_4_scaling_beta", "");
 const DIM: Key = key("", "rope.dimension_count");
 pub(super) const PART: Key = key("partial_rotary_factor", "");
 const TYPE: Key = key("rope_type", "rope.scaling.type");
@@ -44,7 +44,7 @@ const LONG: Key = key("long_factor", "");
 
 /// A family's RoPE keys, and the defaults where a key is missing.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Usual {
+pub(super) struct Defaults {
     /// Base of the frequencies.
     pub theta: (Key, f64),
     /// Fraction of a head that is rotated (partial rotary), in families that have the key.
@@ -56,8 +56,8 @@ pub(super) struct Usual {
 }
 
 /// Defaults of most families.
-pub(super) const USUAL: Usual =
-    Usual { theta: (THETA, GGUF_BASE), part: None, original: None, gguf_truncate: true };
+pub(super) const DEFAULTS: Defaults =
+    Defaults { theta: (THETA, GGUF_BASE), part: None, original: None, gguf_truncate: true };
 
 /// Base in GGUF files without the key, whatever the family.
 const GGUF_BASE: f64 = 10_000.0;
@@ -70,8 +70,8 @@ fn scope<'a>(c: &Config<'a>) -> Config<'a> {
 }
 
 /// RoPE of heads with `head` elements.
-pub(super) fn rope(c: &Config<'_>, head: usize, usual: &Usual) -> Result<RopeSpec> {
-    spec(c, &scope(c), head, usual)
+pub(super) fn rope(c: &Config<'_>, head: usize, defaults: &Defaults) -> Result<RopeSpec> {
+    spec(c, &scope(c), head, defaults)
 }
 
 /// Returns an error for a scaling type that the family does not have.
@@ -126,19 +126,19 @@ pub(super) fn attention(c: &Config<'_>) -> Result<[f64; 2]> {
     Ok([of(SHORT_ATTENTION)?, of(LONG_ATTENTION)?])
 }
 
-/// Scaling of queries by position (`Scaling::Growing`; Llama 4's temperature tuning).
-pub(super) fn growing(c: &Config<'_>, rope: &RopeSpec, head: usize) -> Result<RopeSpec> {
+/// Scaling of queries by position (`Scaling::Temperature`; Llama 4's temperature tuning).
+pub(super) fn temperature(c: &Config<'_>, rope: &RopeSpec, head: usize) -> Result<RopeSpec> {
     let r = scope(c);
-    let by = r.find_number(GROWTH)?.ok_or_else(|| r.bad(GROWTH, "is missing"))?;
-    let original = Reader { c, r: &r, dim: head, usual: &USUAL }.original()?;
-    Ok(RopeSpec { dim: head, scaling: Scaling::Growing { by, original, early: 0 }, ..rope.clone() })
+    let by = r.find_number(TEMPERATURE)?.ok_or_else(|| r.bad(TEMPERATURE, "is missing"))?;
+    let original = Reader { c, r: &r, dim: head, defaults: &DEFAULTS }.original()?;
+    Ok(RopeSpec { dim: head, scaling: Scaling::Temperature { by, original, early: 0 }, ..rope.clone() })
 }
 
 /// RoPE of sliding-window layers, in families where it may differ from `full` and is not scaled.
 pub(super) fn window_rope(c: &Config<'_>, full: &RopeSpec, head: usize) -> Result<RopeSpec> {
     let r = c.under("rope_parameters.sliding_attention");
     if r.is_there() {
-        return spec(c, &r, head, &Usual { theta: (THETA, full.theta), ..USUAL });
+        return spec(c, &r, head, &Defaults { theta: (THETA, full.theta), ..DEFAULTS });
     }
     let key = key("", GGUF_WINDOW_THETA);
     let theta = base(c, key, c.find_number(key)?.unwrap_or(full.theta))?;
@@ -150,7 +150,7 @@ pub(super) fn local_rope(c: &Config<'_>, full: &RopeSpec) -> Result<RopeSpec> {
     let theta = base(c, LOCAL_THETA, c.find_number(LOCAL_THETA)?.unwrap_or(10_000.0))?;
     let r = c.under("rope_parameters.sliding_attention");
     if r.is_there() {
-        return spec(&r, &r, full.dim, &Usual { theta: (THETA, theta), ..USUAL });
+        return spec(&r, &r, full.dim, &Defaults { theta: (THETA, theta), ..DEFAULTS });
     }
     Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() })
 }
@@ -160,7 +160,7 @@ pub(super) fn local_rope_as(c: &Config<'_>, full: &RopeSpec, key: Key) -> Result
     let theta = base(c, key, c.find_number(key)?.unwrap_or(10_000.0))?;
     let objects = ["rope_parameters.sliding_attention", "rope_scaling"].map(|object| c.under(object));
     match objects.iter().find(|r| r.is_there()) {
-        Some(r) => spec(c, r, full.dim, &Usual { theta: (key, theta), ..USUAL }),
+        Some(r) => spec(c, r, full.dim, &Defaults { theta: (key, theta), ..DEFAULTS }),
         None => Ok(RopeSpec { theta, scaling: Scaling::None, ..full.clone() }),
     }
 }
@@ -174,12 +174,12 @@ fn base(c: &Config<'_>, key: Key, theta: f64) -> Result<f64> {
 }
 
 /// Reads a [`RopeSpec`]. `c`: all settings; `r`: the RoPE ones.
-fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<RopeSpec> {
+fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, defaults: &Defaults) -> Result<RopeSpec> {
     let left_out = |value: f64, gguf: f64| if c.is_gguf() { gguf } else { value };
-    let (key, value) = usual.theta;
+    let (key, value) = defaults.theta;
     let theta = r.find_number(THETA)?.or(c.find_number(key)?).unwrap_or(left_out(value, GGUF_BASE));
     let theta = base(c, THETA, theta)?;
-    let (key, part) = match usual.part {
+    let (key, part) = match defaults.part {
         Some((key, value)) => {
             (key, r.find_number(PART)?.or(c.find_number(key)?).unwrap_or(left_out(value, 1.0)))
         }
@@ -190,7 +190,7 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, usual: &Usual) -> Result<Ro
         let key = if c.is_gguf() { DIM } else { key };
         return Err(c.bad(key, format_args!("makes {dim} turn; an even number up to {head} is expected")));
     }
-    let read = Reader { c, r, dim, usual };
+    let read = Reader { c, r, dim, defaults };
     Ok(RopeSpec { theta, dim, pairs: RopePairs::Halves, scaling: read.scaling()? })
 }
 
@@ -203,7 +203,7 @@ struct Reader<'a, 'c> {
     c: &'a Config<'c>,
     r: &'a Config<'c>,
     dim: usize,
-    usual: &'a Usual,
+    defaults: &'a Defaults,
 }
 
 impl Reader<'_, '_> {
@@ -260,7 +260,7 @@ impl Reader<'_, '_> {
     /// Original training context. Some configs have it at the top level, outside the RoPE settings.
     fn original(&self) -> Result<usize> {
         let above =
-            if self.c.is_gguf() { None } else { self.c.find_count(ORIGINAL)?.or(self.usual.original) };
+            if self.c.is_gguf() { None } else { self.c.find_count(ORIGINAL)?.or(self.defaults.original) };
         match above.or(self.r.find_count(ORIGINAL)?) {
             Some(n) => sane(self.r, ORIGINAL, n),
             None => self.context(),
@@ -292,7 +292,7 @@ impl Reader<'_, '_> {
             original,
             beta_fast: r.find_number(BETA_FAST)?.filter(|x| *x > 0.0).unwrap_or(32.0),
             beta_slow: r.find_number(BETA_SLOW)?.filter(|x| *x > 0.0).unwrap_or(1.0),
-            truncate: r.flag_or(TRUNCATE, !self.c.is_gguf() || self.usual.gguf_truncate)?,
+            truncate: r.flag_or(TRUNCATE, !self.c.is_gguf() || self.defaults.gguf_truncate)?,
             attention,
         })
     }
@@ -311,11 +311,11 @@ impl Reader<'_, '_> {
     fn long(&self) -> Result<Scaling> {
         let original = self.original()?;
         let factor = self.factor(original)?;
-        let usual = match factor <= 1.0 || original <= 1 {
+        let default = match factor <= 1.0 || original <= 1 {
             true => 1.0,
             false => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
         };
-        let attention = [self.r.find_number(ATTENTION)?.unwrap_or(usual); 2];
+        let attention = [self.r.find_number(ATTENTION)?.unwrap_or(default); 2];
         let list = |key: Key, tensor: &str| -> Result<Vec<f64>> {
             let list = match self.c.is_gguf() {
                 true => self.divisors(tensor)?,

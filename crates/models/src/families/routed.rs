@@ -9,14 +9,14 @@ use tallow_checkpoint::Result;
 
 /// Leading layers without experts.
 pub(super) const DENSE: Key = key("first_k_dense_replace", "leading_dense_block_count");
-pub(super) const TO_ONE: Key = key("norm_topk_prob", "expert_weights_norm");
+pub(super) const NORM_WEIGHTS: Key = key("norm_topk_prob", "expert_weights_norm");
 const SHARED: Key = key("n_shared_experts", "expert_shared_count");
 const GROUPS: Key = key("n_group", "expert_group_count");
 const GROUPS_USED: Key = key("topk_group", "expert_group_used_count");
 const SCALE: Key = key("routed_scaling_factor", "expert_weights_scale");
 
 /// Defaults where keys are missing.
-pub(super) struct Usual {
+pub(super) struct Defaults {
     pub count: usize,
     /// Experts per token; required in the config if `None`.
     pub used: Option<usize>,
@@ -24,34 +24,34 @@ pub(super) struct Usual {
     pub groups: Option<(usize, usize)>,
     pub shared: usize,
     pub scale: f64,
-    pub to_one: bool,
+    pub norm_weights: bool,
 }
 
 /// MoE of that width with sigmoid scores and a bias for expert selection only (DeepSeek V3).
-pub(super) fn alone(c: &Config<'_>, width: usize, usual: &Usual) -> Result<ExpertsSpec> {
-    let together = together(c, width, usual)?;
-    let groups = groups(c, &together, usual, 2)?;
+pub(super) fn sigmoid(c: &Config<'_>, width: usize, defaults: &Defaults) -> Result<ExpertsSpec> {
+    let softmax = softmax(c, width, defaults)?;
+    let groups = groups(c, &softmax, defaults, 2)?;
     Ok(ExpertsSpec {
         scores: Scores::Sigmoid,
         bias: true,
         groups,
-        norm_weights: c.flag_or(TO_ONE, usual.to_one)?,
-        ..together
+        norm_weights: c.flag_or(NORM_WEIGHTS, defaults.norm_weights)?,
+        ..softmax
     })
 }
 
 /// MoE of that width with softmax scores over all experts.
-pub(super) fn together(c: &Config<'_>, width: usize, usual: &Usual) -> Result<ExpertsSpec> {
-    let count = common::experts(c, common::ROUTED_EXPERTS, usual.count)?;
-    let used = usual.used.map_or_else(|| c.count(common::EXPERTS_USED), Ok)?;
+pub(super) fn softmax(c: &Config<'_>, width: usize, defaults: &Defaults) -> Result<ExpertsSpec> {
+    let count = common::experts(c, common::ROUTED_EXPERTS, defaults.count)?;
+    let used = defaults.used.map_or_else(|| c.count(common::EXPERTS_USED), Ok)?;
     let used = common::experts_used(c, used, count)?;
-    let shared = match c.find_count(SHARED)?.unwrap_or(usual.shared) {
+    let shared = match c.find_count(SHARED)?.unwrap_or(defaults.shared) {
         0 => None,
         n => {
             Some(SharedExpertSpec { width: common::sane(c, SHARED, n.saturating_mul(width))?, gated: false })
         }
     };
-    let scale = c.number_or(SCALE, usual.scale)? as f32;
+    let scale = c.number_or(SCALE, defaults.scale)? as f32;
     Ok(ExpertsSpec { shared, scale, ..ExpertsSpec::softmax(count, used) })
 }
 
@@ -59,10 +59,10 @@ pub(super) fn together(c: &Config<'_>, width: usize, usual: &Usual) -> Result<Ex
 pub(super) fn groups(
     c: &Config<'_>,
     experts: &ExpertsSpec,
-    usual: &Usual,
+    defaults: &Defaults,
     best: usize,
 ) -> Result<Option<Groups>> {
-    let ((all, used), count) = (usual.groups.unwrap_or((1, 1)), experts.count);
+    let ((all, used), count) = (defaults.groups.unwrap_or((1, 1)), experts.count);
     let all = c.find_count(GROUPS)?.unwrap_or(if c.is_gguf() { 1 } else { all });
     match (all, c.find_count(GROUPS_USED)?.unwrap_or(used)) {
         (0 | 1, _) => Ok(None),

@@ -19,13 +19,13 @@ static SEED_OSS: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(8),
         head_dim: Some(128),
         context: (common::CONTEXT, 524_288),
-        ..common::USUAL
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     let (qkv, out) =
         (common::bias(c, "attention_bias", true)?, common::bias(c, "attention_out_bias", false)?);
     let mlp = common::bias(c, "mlp_bias", false)?;

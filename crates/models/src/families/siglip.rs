@@ -33,15 +33,15 @@ const WIDTH: Key = key("projection_size", "");
 const FILL: Key = key("pad_token_id", "");
 const HEAD: Key = key("vision_use_head", "");
 
-const USUAL: towers::Usual =
-    towers::Usual { dim: 768, layers: 12, heads: 12, ffn: 3072, act: "gelu_pytorch_tanh", eps: 1e-6 };
+const DEFAULTS: towers::Defaults =
+    towers::Defaults { dim: 768, layers: 12, heads: 12, ffn: 3072, act: "gelu_pytorch_tanh", eps: 1e-6 };
 
 const PATCHES: PatchSpec =
     PatchSpec { image: 224, side: 16, first: None, bias: Bias::Yes, usual: towers::WHOLE };
 
 fn text(c: &Config<'_>) -> Result<EncoderSpec> {
     let c = towers::of(c, "text_config")?;
-    let mut spec = towers::text(&c, &USUAL, (32_000, 64))?;
+    let mut spec = towers::text(&c, &DEFAULTS, (32_000, 64))?;
     let fill = c.find_count(FILL)?.unwrap_or(1);
     if fill >= spec.vocab {
         return Err(c.bad(FILL, format_args!("is {fill}, of {} tokens", spec.vocab)));
@@ -49,7 +49,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.pad = Some(fill as u32);
     let width = common::sane(&c, WIDTH, c.find_count(WIDTH)?.unwrap_or(spec.dim))?;
     let project = Some(Projection { name: "text_model.head", width, bias: Bias::Yes });
-    spec.pooling_head = Some(PoolingHeadSpec { gather: PoolKind::By(Pooling::Last), norm: None, project });
+    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(Pooling::Last), norm: None, project });
     Ok(spec)
 }
 
@@ -62,9 +62,9 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
             "without its head the model makes no vectors of images: true is",
         ));
     }
-    let mut spec = towers::images(&c, &USUAL, PATCHES)?;
+    let mut spec = towers::images(&c, &DEFAULTS, PATCHES)?;
     spec.pooling_head = Some(PoolingHeadSpec {
-        gather: PoolKind::AttentionPool("vision_model.head"),
+        pool: PoolKind::AttentionPool("vision_model.head"),
         norm: None,
         project: None,
     });

@@ -25,15 +25,15 @@ const INTERVAL: Key = key("no_rope_layer_interval", "");
 const USE_WINDOW: Key = key("use_sliding_window", "");
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let rope = rope::Usual { theta: (THETA, 2_000_000.0), ..rope::USUAL };
+    let rope = rope::Defaults { theta: (THETA, 2_000_000.0), ..rope::DEFAULTS };
     let mut spec = common::plain_as(
         c,
-        &common::Usual {
+        &common::Defaults {
             kv_heads: Some(4),
             context: (common::CONTEXT, 32_768),
             tied: true,
             rope,
-            ..common::USUAL
+            ..common::DEFAULTS
         },
     )?;
     common::reordered(c, &mut spec);

@@ -25,13 +25,13 @@ static STABLELM: Family = Family {
 const PARALLEL: Key = key("use_parallel_residual", "use_parallel_residual");
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(32),
         context: (common::CONTEXT, 4096),
-        rope: rope::Usual { part: Some((rope::PART, 0.25)), ..rope::USUAL },
-        ..common::USUAL_LAYER_NORM
+        rope: rope::Defaults { part: Some((rope::PART, 0.25)), ..rope::DEFAULTS },
+        ..common::LAYER_NORM_DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     let bias = common::bias(c, "use_qkv_bias", false)?;
     let parallel = c.flag_or(PARALLEL, false)?;
     let normed = common::flag(c, "qk_layernorm", false)?;

@@ -24,16 +24,16 @@ static STARCODER2: Family = Family {
 };
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         kv_heads: Some(2),
         gated: false,
         act: (common::ACT, "gelu_pytorch_tanh"),
         context: (common::CONTEXT, 4096),
         eps: (key("norm_epsilon", common::GGUF_LAYER_EPS), 1e-5),
         tied: true,
-        ..common::USUAL_LAYER_NORM
+        ..common::LAYER_NORM_DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     let (bias, window) = (common::bias(c, "use_bias", true)?, common::window(c)?);
     for layer in &mut spec.layers {
         layer.mixer.window = window;

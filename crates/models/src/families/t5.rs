@@ -29,7 +29,7 @@ static T5: Seq2SeqFamily = Seq2SeqFamily {
     name: "T5",
     hf: &["T5ForConditionalGeneration", "MT5ForConditionalGeneration"],
     encoder: ENCODER,
-    parts: Parts { types: "", embed_norm: "", ears: [""; 2] },
+    parts: Parts { types: "", embed_norm: "", audio_convs: [""; 2] },
     decoder: Names {
         embed: "shared",
         norm: "decoder.final_layer_norm",
@@ -94,7 +94,7 @@ const MOST_DISTANCE: usize = 1 << 16;
 
 /// The encoder or the decoder; `layers` is the key for its number of layers.
 fn half(c: &Config<'_>, layers: Key, causal: bool) -> Result<DenseDecoderSpec> {
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         dim: key("d_model", ""),
         layers,
         ffn: key("d_ff", ""),
@@ -102,9 +102,9 @@ fn half(c: &Config<'_>, layers: Key, causal: bool) -> Result<DenseDecoderSpec> {
         context: (key("n_positions", ""), 512),
         eps: (key("layer_norm_epsilon", ""), 1e-6),
         tied: true,
-        ..common::USUAL
+        ..common::DEFAULTS
     };
-    let mut spec = common::plain_of(c, &usual, |_| {
+    let mut spec = common::plain_of(c, &defaults, |_| {
         let q = common::sane(c, HEADS, c.count(HEADS)?)?;
         let dim = c.count(HEAD_DIM)?;
         match dim.is_multiple_of(2) && (2..=1024).contains(&dim) {
@@ -141,8 +141,8 @@ fn distance(c: &Config<'_>, causal: bool) -> Result<RelativeBiasSpec> {
 
 /// Activation and whether the FFN is gated, both from one setting.
 fn feed_forward(c: &Config<'_>) -> Result<(Activation, bool)> {
-    let usual = if is_multilingual(c) { "gated-gelu" } else { "relu" };
-    match c.find_text(FFN)?.unwrap_or(usual) {
+    let default = if is_multilingual(c) { "gated-gelu" } else { "relu" };
+    match c.find_text(FFN)?.unwrap_or(default) {
         "gated-gelu" => Ok((Activation::GeluTanh, true)),
         said => match said.strip_prefix("gated-") {
             Some(act) => Ok((common::activation_called(c, FFN, act)?, true)),

@@ -11,7 +11,7 @@ use tallow_checkpoint::Result;
 
 /// Defaults of settings; configs may leave all of them out.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Usual {
+pub(super) struct Defaults {
     pub dim: usize,
     pub layers: usize,
     pub heads: usize,
@@ -81,15 +81,15 @@ pub(super) fn of<'a>(c: &Config<'a>, object: &'static str) -> Result<Config<'a>>
     }
 }
 
-fn count(c: &Config<'_>, key: Key, usual: usize) -> Result<usize> {
-    common::sane(c, key, c.find_count(key)?.unwrap_or(usual))
+fn count(c: &Config<'_>, key: Key, default: usize) -> Result<usize> {
+    common::sane(c, key, c.find_count(key)?.unwrap_or(default))
 }
 
 /// Encoder of uniform layers: pre-norm, biases everywhere, no RoPE, no norm of the embeddings. Its input is set by the
 /// callers.
-fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
-    let (dim, heads) = (count(c, DIM, usual.dim)?, count(c, HEADS, usual.heads)?);
-    let (layers, tensors) = (count(c, LAYERS, usual.layers)?, c.checkpoint().tensors().len());
+fn plain(c: &Config<'_>, defaults: &Defaults) -> Result<EncoderSpec> {
+    let (dim, heads) = (count(c, DIM, defaults.dim)?, count(c, HEADS, defaults.heads)?);
+    let (layers, tensors) = (count(c, LAYERS, defaults.layers)?, c.checkpoint().tensors().len());
     if layers > tensors {
         return Err(c.bad(LAYERS, format_args!("is {layers}, with {tensors} tensors")));
     }
@@ -98,7 +98,7 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         let why = format_args!("is {heads}, which does not divide {dim} into heads of up to 1024");
         return Err(c.bad(HEADS, why));
     }
-    let eps = c.number_or(common::LAYER_EPS, usual.eps)?;
+    let eps = c.number_or(common::LAYER_EPS, defaults.eps)?;
     if !(0.0..1.0).contains(&eps) {
         return Err(c.bad(common::LAYER_EPS, format_args!("is {eps}")));
     }
@@ -109,8 +109,8 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
         causal: false,
         ..AttentionSpec::new(Heads { q: heads, kv: heads, dim: head })
     };
-    let act = common::activation(c, (common::ACT, usual.act))?;
-    let ffn = FfnSpec { width: count(c, FFN, usual.ffn)?, act, gated: false, bias: Bias::Yes };
+    let act = common::activation(c, (common::ACT, defaults.act))?;
+    let ffn = FfnSpec { width: count(c, FFN, defaults.ffn)?, act, gated: false, bias: Bias::Yes };
     Ok(EncoderSpec {
         vocab: 0,
         dim,
@@ -133,14 +133,18 @@ fn plain(c: &Config<'_>, usual: &Usual) -> Result<EncoderSpec> {
 }
 
 /// Text encoder, with default vocabulary and context sizes.
-pub(super) fn text(c: &Config<'_>, usual: &Usual, (vocab, context): (usize, usize)) -> Result<EncoderSpec> {
+pub(super) fn text(
+    c: &Config<'_>,
+    defaults: &Defaults,
+    (vocab, context): (usize, usize),
+) -> Result<EncoderSpec> {
     let (vocab, context) = (count(c, VOCAB, vocab)?, count(c, common::CONTEXT, context)?);
     let positions = Some(Positions { rows: context, pad: None });
-    Ok(EncoderSpec { vocab, context, positions, ..plain(c, usual)? })
+    Ok(EncoderSpec { vocab, context, positions, ..plain(c, defaults)? })
 }
 
 /// Image encoder, with default image and patch sizes.
-pub(super) fn images(c: &Config<'_>, usual: &Usual, patches: PatchSpec) -> Result<EncoderSpec> {
+pub(super) fn images(c: &Config<'_>, defaults: &Defaults, patches: PatchSpec) -> Result<EncoderSpec> {
     let (image, side) = (count(c, IMAGE, patches.image)?, count(c, PATCH, patches.side)?);
     if image > MOST_SIDE {
         return Err(c.unsupported(IMAGE, image, format_args!("up to {MOST_SIDE} are")));
@@ -160,7 +164,7 @@ pub(super) fn images(c: &Config<'_>, usual: &Usual, patches: PatchSpec) -> Resul
     }
     let positions = Some(Positions { rows: patches.rows(), pad: None });
     let context = patches.rows();
-    Ok(EncoderSpec { context, positions, patches: Some(patches), ..plain(c, usual)? })
+    Ok(EncoderSpec { context, positions, patches: Some(patches), ..plain(c, defaults)? })
 }
 
 /// Largest image side in pixels.

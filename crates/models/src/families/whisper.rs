@@ -30,7 +30,7 @@ static WHISPER: Seq2SeqFamily = Seq2SeqFamily {
         down: "model.encoder.layers.{}.fc2",
         ..tensor_names::HF
     },
-    parts: Parts { types: "", embed_norm: "", ears: ["model.encoder.conv1", "model.encoder.conv2"] },
+    parts: Parts { types: "", embed_norm: "", audio_convs: ["model.encoder.conv1", "model.encoder.conv2"] },
     decoder: Names {
         base: "model.",
         embed: "model.decoder.embed_tokens",
@@ -72,7 +72,7 @@ fn half(
     causal: bool,
 ) -> Result<DenseDecoderSpec> {
     let [layers, heads, ffn] = names.map(|name| key(name, ""));
-    let usual = common::Usual {
+    let defaults = common::Defaults {
         dim: key("d_model", ""),
         layers,
         heads,
@@ -82,9 +82,9 @@ fn half(
         context,
         eps: (key("", ""), 1e-5),
         tied: true,
-        ..common::USUAL_LAYER_NORM
+        ..common::LAYER_NORM_DEFAULTS
     };
-    let mut spec = common::plain_as(c, &usual)?;
+    let mut spec = common::plain_as(c, &defaults)?;
     for layer in &mut spec.layers {
         (layer.mixer.rope, layer.mixer.causal, layer.mixer.cross_attention) = (None, causal, causal);
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);

@@ -58,7 +58,7 @@ impl Seq2SeqModel {
 
     fn source(&self) -> Source<'_> {
         let (dim, norm) = (self.spec.decoder.dim, self.spec.decoder.norm);
-        let spec = Common { dim, norm, side: None };
+        let spec = Common { dim, norm, per_layer_dim: None };
         Source { checkpoint: &self.checkpoint, names: self.family.encoder, spec, quantizing: None }
     }
 

@@ -120,7 +120,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         if name.contains(EXPERT) {
             let each = |e: usize| {
                 let name = name.replace(EXPERT, &e.to_string());
-                let layer = self.layer(&named(&name), rows, cols)?;
+                let layer = self.unbiased_linear(&named(&name), rows, cols)?;
                 Ok(LinearWeights { bias: self.bias(&name, rows, bias)?, ..layer })
             };
             return (0..count).map(each).collect();
@@ -128,7 +128,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let weights = {
             let name = named(&name);
             let stored = self.stored(&name, &[count, rows, cols])?;
-            self.matrices(&name, stored, count, rows)?
+            self.stacked_weights(&name, stored, count, rows)?
         };
         let biases = self.expert_biases(&format!("{name}.bias"), count, rows, bias)?;
         let linear = |(e, weight): (usize, Weight<B>)| {
@@ -150,7 +150,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             return Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why));
         }
         let stored = self.stored(name, &shape)?;
-        let weights = self.matrices(name, stored, count, rows)?;
+        let weights = self.stacked_weights(name, stored, count, rows)?;
         let linear =
             |(e, weight)| LinearWeights::new(weight, None).with_tensor_id(self.called(name), e, count);
         Ok(alone(weights.into_iter().enumerate().map(linear).collect()))
@@ -179,7 +179,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let blocks = format!("{name}_blocks");
         let (weights, origin) = match self.find(&blocks) {
             Some(_) => (self.joint_blocks(&name, count, (outputs, cols), parts)?, blocks.as_str()),
-            None => (self.joint_turned(&name, count, (outputs, cols), parts)?, name.as_str()),
+            None => (self.joint_transposed(&name, count, (outputs, cols), parts)?, name.as_str()),
         };
         let origin = self.called(origin);
         let biases = self.expert_biases(&format!("{name}_bias"), count, outputs, bias)?;
@@ -198,7 +198,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// The matrices of an unquantized tensor stored transposed: [count, cols, outputs].
-    fn joint_turned(
+    fn joint_transposed(
         &mut self,
         name: &str,
         count: usize,
@@ -211,7 +211,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let part = |e: usize, &Part { rows, first, step }: &Part| {
             let turn = Transpose { rows, cols, across: outputs, first, step };
             let from = &stored.bytes()[e * size..(e + 1) * size];
-            self.rearranged((stored, name), format, (rows, cols), |to| turn.bytes(from, to))
+            self.permuted_part((stored, name), format, (rows, cols), |to| turn.bytes(from, to))
         };
         let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
         StreamCheck::new(stored, format, count * cols).finish(name)?;
@@ -236,7 +236,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let pair = Pair { codes, exponents };
         let part = |e: usize, part: &Part| {
             let rows = (0..part.rows).map(|row| e * outputs + part.first + row * part.step);
-            self.rearranged((codes, name), Format::MXFP4, (part.rows, cols), |to| pair.rows(rows, to))
+            self.permuted_part((codes, name), Format::MXFP4, (part.rows, cols), |to| pair.rows(rows, to))
         };
         let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
         self.loaded(name, codes)?;

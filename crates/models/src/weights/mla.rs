@@ -19,9 +19,9 @@ impl<B: Backend> Weights<'_, B> {
         }
         let (k, v) = (named(&of_layer(names.k, i)), named(&of_layer(names.v, i)));
         let stored = self.stored(&k, &[heads, kv_lora_rank, qk_nope_dim])?;
-        let of_keys = self.matrices(&k, stored, heads, kv_lora_rank)?;
+        let of_keys = self.stacked_weights(&k, stored, heads, kv_lora_rank)?;
         let stored = self.stored(&v, &[heads, v_dim, kv_lora_rank])?;
-        let of_values = self.matrices(&v, stored, heads, v_dim)?;
+        let of_values = self.stacked_weights(&v, stored, heads, v_dim)?;
         let linear = |name: &str, i, weight| {
             LinearWeights::new(weight, None).with_tensor_id(self.called(name), i, heads)
         };
@@ -41,7 +41,7 @@ impl<B: Backend> Weights<'_, B> {
             let rows = |from: usize, count: usize| &stored.bytes()[from * row..(from + count) * row];
             let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
             let arrange = |to: &mut [u8]| turn.bytes(rows(first, keys), to);
-            let k = self.rearranged((stored, name), format, (kv_lora_rank, keys), arrange)?;
+            let k = self.permuted_part((stored, name), format, (kv_lora_rank, keys), arrange)?;
             let bytes = rows(first + keys, v_dim);
             let v =
                 HostWeight { format, rows: v_dim, cols: kv_lora_rank, bytes, release: HostWeight::KEEP_ROWS };

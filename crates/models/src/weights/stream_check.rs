@@ -33,7 +33,7 @@ impl<'a> StreamCheck<'a> {
         self.stored.bytes.len() / self.rows.max(1)
     }
 
-    pub(super) fn spent(&self, rows: Range<usize>) {
+    pub(super) fn release_rows(&self, rows: Range<usize>) {
         let (width, count) = (self.row_bytes(), rows.len());
         let bytes = rows.start * width..rows.end * width;
         let first = self.stored.bytes().get(bytes.clone()).and_then(|bytes| not_finite(self.format, bytes));
@@ -49,7 +49,7 @@ impl<'a> StreamCheck<'a> {
     pub(super) fn finish(self, name: &str) -> Result<()> {
         if self.checked.load(Ordering::Relaxed) != self.rows {
             let step = (AT_ONCE / self.row_bytes().max(1)).max(1);
-            (0..self.rows).step_by(step).for_each(|row| self.spent(row..self.rows.min(row + step)));
+            (0..self.rows).step_by(step).for_each(|row| self.release_rows(row..self.rows.min(row + step)));
         }
         match self.bad.into_inner() {
             usize::MAX => Ok(()),
@@ -89,26 +89,26 @@ mod tests {
 
     const COLS: usize = 1500;
 
-    /// The error for ten rows with NaN at `bad`, where the device reads the rows `spent` in that order.
-    fn said(bad: &[usize], spent: &[Range<usize>]) -> Option<String> {
+    /// The error for ten rows with NaN at `bad`, where the device reads the rows `read` in that order.
+    fn said(bad: &[usize], read: &[Range<usize>]) -> Option<String> {
         let mut data = vec![1.0f32; 10 * COLS];
         bad.iter().for_each(|i| data[*i] = f32::NAN);
         let bytes: Vec<u8> = data.iter().flat_map(|x| x.to_le_bytes()).collect();
         let file = Arc::new(Mapping::embedded("test", bytes.leak()));
         let (kind, bytes) = (Kind::Weights(Format::F32), 0..file.len());
         let stored = Stored { file, kind, shape: vec![10, COLS], bytes };
-        let passing = StreamCheck::new(&stored, Format::F32, 10);
-        spent.iter().for_each(|rows| passing.spent(rows.clone()));
-        passing.finish("w").err().map(|e| e.to_string())
+        let check = StreamCheck::new(&stored, Format::F32, 10);
+        read.iter().for_each(|rows| check.release_rows(rows.clone()));
+        check.finish("w").err().map(|e| e.to_string())
     }
 
     #[test]
     fn the_first_number_that_is_none_is_named_whatever_a_device_reads_first() {
         let first = "test: tensor \"w\": element 3001 is not a finite number: the file is damaged";
         let bad = [3001, 3002, 4 * COLS, 10 * COLS - 1];
-        for spent in [&[][..], &[0..4, 4..10], &[7..10, 4..7, 0..4], &[3..10, 0..3], &[7..10, 5..7]] {
-            assert_eq!(said(&bad, spent).as_deref(), Some(first), "{spent:?}");
-            assert_eq!(said(&[], spent), None, "{spent:?}");
+        for read in [&[][..], &[0..4, 4..10], &[7..10, 4..7, 0..4], &[3..10, 0..3], &[7..10, 5..7]] {
+            assert_eq!(said(&bad, read).as_deref(), Some(first), "{read:?}");
+            assert_eq!(said(&[], read), None, "{read:?}");
         }
         let last = said(&[10 * COLS - 1], &[0..2, 2..5]).unwrap();
         assert!(last.contains("element 14999 "), "{last}");

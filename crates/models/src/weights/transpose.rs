@@ -1,9 +1,12 @@
-//! Matrices stored transposed: a row of the file per input.
+//! Weights stored in another order, such as transposed: a row of the file per input.
 
 use tallow_checkpoint::Stored;
+use tallow_core::{Backend, HostWeight, LinearWeights, Weight};
 use tallow_quant::Format;
 
+use super::{StreamCheck, Weights, named, not_taken, room};
 use crate::error::{LoadError, Result};
+use crate::spec::Bias;
 
 /// Only unquantized tensors can be transposed: blocks run along the file's rows.
 pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
@@ -12,6 +15,66 @@ pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
     }
     let why = format!("it has a row for each input, and {format} cannot be turned");
     Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
+}
+
+impl<B: Backend> Weights<'_, B> {
+    /// A weight whose tensor, of shape `stored_as`, has another order; `arrange` copies its bytes into ours.
+    fn permuted(
+        &mut self,
+        name: &str,
+        stored_as: &[usize],
+        shape: (usize, usize),
+        arrange: impl FnOnce(&[u8], &mut [u8]),
+    ) -> Result<Weight<B>> {
+        let (stored, format) = self.stored(name, stored_as)?;
+        let weight = self.permuted_part((stored, name), format, shape, |to| arrange(stored.bytes(), to));
+        StreamCheck::new(stored, format, stored_as[0]).finish(name)?;
+        self.loaded(name, stored)?;
+        weight
+    }
+
+    /// A weight from a part of a tensor that has another order; `arrange` writes its bytes: [rows, cols]
+    pub(super) fn permuted_part(
+        &self,
+        (stored, name): (&Stored, &str),
+        format: Format,
+        (rows, cols): (usize, usize),
+        arrange: impl FnOnce(&mut [u8]),
+    ) -> Result<Weight<B>> {
+        let len = format.row_bytes(cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
+        let mut bytes = room(len)?;
+        arrange(&mut bytes);
+        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
+        self.give(name, weight).map_err(|e| not_taken(stored, name, e))
+    }
+
+    /// A weight stored transposed, as [cols, rows]: [rows, cols]
+    pub(super) fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
+        let (stored, format) = self.stored(name, &[cols, rows])?;
+        plain(stored, name, format)?;
+        let turn = Transpose { rows, cols, across: rows, first: 0, step: 1 };
+        self.permuted(name, &[cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
+    }
+
+    /// A 1D convolution with kernel size 3, as a linear layer over the 3 inputs side by side.
+    pub(crate) fn conv1d(
+        &mut self,
+        pattern: &str,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<LinearWeights<B>> {
+        let (name, shape) = (named(pattern), (outputs, 3 * inputs));
+        let (stored, format) = self.stored(&name, &[outputs, inputs, 3])?;
+        plain(stored, &name, format)?;
+        let weight = self.permuted(&name, &[outputs, inputs, 3], shape, |from, to| {
+            // In the file the three weights of an input are adjacent.
+            let turn = Transpose { rows: 3, cols: inputs, across: 3, first: 0, step: 1 };
+            let size = from.len() / outputs.max(1);
+            let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
+            rows.for_each(|(from, to)| turn.bytes(from, to));
+        })?;
+        Ok(LinearWeights::new(weight, self.bias(pattern, outputs, Bias::Yes)?))
+    }
 }
 
 /// A matrix whose columns are rows of the file, possibly interleaved with other matrices.

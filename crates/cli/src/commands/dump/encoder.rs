@@ -118,12 +118,12 @@ fn of_texts<B: Backend>(
         if let Some(y) = encoder.scores(b, &text, &x)? {
             scores.extend(b.download::<f32>(&y)?);
         }
-        if let Some(y) = encoder.words(b, &x)? {
+        if let Some(y) = encoder.mlm_logits(b, &x)? {
             let end = words.len() + width * spec.vocab;
             words.extend(b.download::<f32>(&y)?);
             words.resize(end, 0.0);
         }
-        if let Some(y) = encoder.pooled(b, &text, &x)? {
+        if let Some(y) = encoder.pooler_output(b, &text, &x)? {
             pooler.extend(b.download::<f32>(&y)?);
         }
     }

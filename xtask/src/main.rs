@@ -1,7 +1,6 @@
 //! What people and CI run besides cargo's own commands: `cargo xtask COMMAND`.
 
 mod attack;
-mod bench_peers;
 mod browser;
 mod fuzz;
 mod openai_client;
@@ -17,8 +16,6 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask COMMAND
   attack [--program PROGRAM] [--slow FACTOR] [NAME...]
           attacks a server, with a healthy stream beside each attack, and says what became of both
-  bench-peers --llama DIR --models DIR
-          measures Tallow beside llama.cpp and writes the results down (--help says how to prepare it)
   browser drives the server with OpenAI's own JavaScript client, from pages in Chromium (skipped where there is none)
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
   fuzz [SECONDS [TARGET]]
@@ -42,7 +39,6 @@ fn main() -> ExitCode {
     let command: Vec<String> = std::env::args().skip(1).collect();
     match command.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["attack", args @ ..] => attack::run(&root(), args),
-        ["bench-peers", args @ ..] => bench_peers::run(&root(), args),
         ["browser"] => browser::run(&root()),
         ["tidy"] => tidy::run(&root()),
         ["fuzz"] => fuzz::run(&root(), "30", None),

@@ -92,9 +92,11 @@ class Row:
         pairs = zip(self.best(program)[1], self.limits)
         return median_of(value / limits.bound for value, limits in pairs if limits.bound)
 
-    def others(self) -> float | None:
+    def others(self) -> str:
+        """The most that other processes used during a run, marked where that is too much."""
         runs = [run for settings in self.runs.values() for runs in settings.values() for run in runs]
-        return max((run.others for run in runs if run.others is not None), default=None)
+        most = max((run.others for run in runs if run.others is not None), default=None)
+        return "?" if most is None else percent(most) + (" !" if most > OTHERS else "")
 
 
 @dataclass
@@ -153,7 +155,6 @@ def line(row: Row, results: Results) -> list[str]:
         setting, values = row.best(program)
         return spread(values, unit=unit) + (f", {setting}" if setting else "")
     rival = row.fastest(results.peers)
-    others = row.others()
     return [
         row.title(int(results.machine["cores"])),
         *map(cell, results.peers),
@@ -162,7 +163,7 @@ def line(row: Row, results: Results) -> list[str]:
         ", ".join(percent(row.fraction(program)) for program in [*results.peers, OURS]),
         f"{median(limits.read_gbs for limits in row.limits):.1f}",
         f"{median(limits.peak_gops for limits in row.limits):.0f} {'f32' if row.model.endswith('bf16') else 'int8'}",
-        "?" if others is None else percent(others) + (" !" if others > OTHERS else ""),
+        row.others(),
     ]
 
 
@@ -252,7 +253,7 @@ def comparison(results: Results) -> tuple[str, list[str]]:
     for row in results.rows:
         ratios, unit = row.ratios(OLD, NEW), " ms" if row.unit == "ms" else ""
         lines.append([row.title(cores), *(spread(row.best(program)[1], unit=unit) for program in (OLD, NEW)),
-                      spread(ratios, 3), f"{median(limits.read_gbs for limits in row.limits):.1f}", percent(row.others())])
+                      spread(ratios, 3), f"{median(limits.read_gbs for limits in row.limits):.1f}", row.others()])
         if ratios and median(ratios) < 1 - SLOWER:
             slower.append(f"{row.title(cores)}: {100 * (1 - median(ratios)):.1f} % slower (rounds: {spread(ratios, 3)})")
     return markdown(["row", OLD, NEW, "ratio", "raw read GB/s", "others"], lines), slower

@@ -134,9 +134,19 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         answers.wait(KEEP_ALIVE).await?;
         return Ok(stream(answers, envelope, choices));
     }
-    let mut choices: Vec<CompleteChoice> = (0..choices).map(|_| CompleteChoice::default()).collect();
-    let mut text_claim =
+    let text_claim =
         TextClaim { ctx: ctx.filter(|_| !wants_tokens), base: memory.bytes(), text: 0, claimed: 0 };
+    collect(answers, &envelope, choices, text_claim).await
+}
+
+/// Waits for the whole of an answer that is not streamed.
+async fn collect(
+    mut answers: Answers,
+    envelope: &Envelope,
+    choices: usize,
+    mut text_claim: TextClaim,
+) -> Result<Response, ApiError> {
+    let mut choices: Vec<CompleteChoice> = (0..choices).map(|_| CompleteChoice::default()).collect();
     while let Some(update) = answers.next().await {
         let update = update?;
         let choice = &mut choices[update.index];

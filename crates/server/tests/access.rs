@@ -10,7 +10,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use common::client::{ask, post, read_until};
-use common::{Plan, Site, bytes, hello, info, script, site, wait};
+use common::{ServerBuilder, TestServer, bytes, hello, info, script, start_server, wait};
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, EngineHandle, Event};
 use tallow_engine::lora::{LoadedLora, LoraId, LoraRef};
@@ -104,24 +104,25 @@ fn chat(more: Value) -> Value {
     body
 }
 
-fn endless() -> Site {
+fn endless() -> TestServer {
     let pace = Duration::from_millis(5);
     let engine = sim::start(
         tallow_engine::handle::Info { context: 100_000, ..info() },
         Script { pace, ..script(&bytes("x")) },
     );
-    Plan::new(engine).start()
+    ServerBuilder::new(engine).start()
 }
 
 #[test]
 fn a_line_says_what_a_request_took() {
     listen();
-    let site = site(&hello());
+    let server = start_server(&hello());
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
-    let asked = post(CHAT, chat(json!({"n": 2, "max_tokens": 3, "model": "alias"})));
-    let asked =
-        asked.with("x-request-id", "line-1").with("traceparent", &format!("00-{trace}-00f067aa0ba902b7-01"));
-    let reply = asked.get(&site);
+    let request = post(CHAT, chat(json!({"n": 2, "max_tokens": 3, "model": "alias"})));
+    let request = request
+        .with("x-request-id", "line-1")
+        .with("traceparent", &format!("00-{trace}-00f067aa0ba902b7-01"));
+    let reply = request.get(&server);
     let (line, body) = (line("line-1"), reply.json());
     assert_eq!((line.level, line.message.as_str()), (tracing::Level::INFO, "POST /v1/chat/completions 200"));
     // The completion id is derived from the request id, so that either leads to the line.
@@ -145,9 +146,9 @@ fn a_line_says_what_a_request_took() {
 #[test]
 fn a_stream_is_logged_at_its_end() {
     listen();
-    let site = endless();
-    let asked = post(CHAT, chat(json!({"stream": true, "max_tokens": 40}))).with("connection", "close");
-    let mut stream = asked.with("x-request-id", "stream-1").send(&site);
+    let server = endless();
+    let request = post(CHAT, chat(json!({"stream": true, "max_tokens": 40}))).with("connection", "close");
+    let mut stream = request.with("x-request-id", "stream-1").send(&server);
     read_until(&mut stream, "\"x\"");
     assert!(lines("stream-1").is_empty(), "it is under way");
     stream.read_to_end(&mut Vec::new()).unwrap();
@@ -159,9 +160,9 @@ fn a_stream_is_logged_at_its_end() {
 #[test]
 fn a_refusal_is_logged_with_its_reason() {
     listen();
-    let site = site(&hello());
-    let refused = |id: &str, asked: common::client::Asked, status: u16, reason: &str| {
-        assert_eq!(asked.with("x-request-id", id).get(&site).status, status, "{id}");
+    let server = start_server(&hello());
+    let refused = |id: &str, request: common::client::RequestBuilder, status: u16, reason: &str| {
+        assert_eq!(request.with("x-request-id", id).get(&server).status, status, "{id}");
         let line = line(id);
         assert_eq!((line.level, line.number("status")), (tracing::Level::INFO, Some(f64::from(status))));
         assert!(line.text("reason").unwrap().contains(reason), "{line:?}");
@@ -186,9 +187,9 @@ fn a_refusal_is_logged_with_its_reason() {
 #[test]
 fn probes_are_logged_for_those_who_look_closely_and_the_answer_to_head_is_whole() {
     listen();
-    let site = site(&hello());
+    let server = start_server(&hello());
     for (id, method) in [("probe-1", "GET"), ("probe-2", "HEAD")] {
-        assert_eq!(ask(method, "/health").with("x-request-id", id).get(&site).status, 200);
+        assert_eq!(ask(method, "/health").with("x-request-id", id).get(&server).status, 200);
         let line = line(id);
         assert_eq!((line.level, line.text("reason")), (tracing::Level::DEBUG, None), "{line:?}");
     }
@@ -197,13 +198,13 @@ fn probes_are_logged_for_those_who_look_closely_and_the_answer_to_head_is_whole(
 #[test]
 fn who_goes_away_is_logged_as_gone() {
     listen();
-    let site = endless();
+    let server = endless();
     let stream = |stream: bool, id: &str| {
-        post(CHAT, chat(json!({"stream": stream}))).with("x-request-id", id).send(&site)
+        post(CHAT, chat(json!({"stream": stream}))).with("x-request-id", id).send(&server)
     };
     let (mut begun, whole) = (stream(true, "gone-1"), stream(false, "gone-2"));
     read_until(&mut begun, "\"x\"");
-    wait(|| site.handle.taken() == 2, "both are taken");
+    wait(|| server.handle.taken() == 2, "both are taken");
     drop((begun, whole));
     for (id, status) in [("gone-1", 200.0), ("gone-2", 499.0)] {
         let line = line(id);
@@ -217,9 +218,9 @@ fn who_goes_away_is_logged_as_gone() {
 fn what_fails_is_logged_as_a_warning() {
     listen();
     let broken = Script { breaks_after: Some(3), ..script(&bytes("x")) };
-    let site = Plan::new(sim::start(info(), broken)).start();
+    let server = ServerBuilder::new(sim::start(info(), broken)).start();
     for (id, stream, status) in [("failed-1", true, 200.0), ("failed-2", false, 500.0)] {
-        post(CHAT, chat(json!({"stream": stream}))).with("x-request-id", id).get(&site);
+        post(CHAT, chat(json!({"stream": stream}))).with("x-request-id", id).get(&server);
         let line = line(id);
         assert_eq!((line.level, line.number("status")), (tracing::Level::WARN, Some(status)));
         assert_eq!(
@@ -242,9 +243,9 @@ fn the_adapter_of_a_request_is_named() {
         }
         drop(alive);
     });
-    let site = Plan::new(handle).start();
+    let server = ServerBuilder::new(handle).start();
     assert_eq!(
-        post(CHAT, chat(json!({"model": "poet"}))).with("x-request-id", "worn-1").get(&site).status,
+        post(CHAT, chat(json!({"model": "poet"}))).with("x-request-id", "worn-1").get(&server).status,
         200
     );
     let line = line("worn-1");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::client::{ask, post};
-use common::{At, hello, site};
+use common::{HasAddress, hello, start_server};
 use serde_json::{Value, json};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
@@ -25,7 +25,7 @@ const RERANK: &str = "/v1/rerank";
 const CLASSIFY: &str = "/classify";
 
 /// A served encoder.
-struct Site {
+struct EncoderServer {
     address: SocketAddr,
     handle: EmbedderHandle,
     folder: PathBuf,
@@ -33,13 +33,13 @@ struct Site {
     _stop: oneshot::Sender<()>,
 }
 
-impl At for Site {
+impl HasAddress for EncoderServer {
     fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-impl Drop for Site {
+impl Drop for EncoderServer {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.folder);
     }
@@ -60,11 +60,11 @@ fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> EmbedderHandle
     .unwrap()
 }
 
-fn serve(labels: Option<usize>, queue: usize) -> Site {
+fn serve(labels: Option<usize>, queue: usize) -> EncoderServer {
     serve_folder(|folder| text_encoder(folder, labels), queue)
 }
 
-fn serve_folder(make: impl FnOnce(&Path), queue: usize) -> Site {
+fn serve_folder(make: impl FnOnce(&Path), queue: usize) -> EncoderServer {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("tallow-server-{}-{number}", std::process::id()));
@@ -78,7 +78,7 @@ fn serve_folder(make: impl FnOnce(&Path), queue: usize) -> Site {
     let (stop, stopped) = oneshot::channel::<()>();
     let served = ServedEncoder { handle: handle.clone() };
     runtime.spawn(serve_encoder(listener, served, Settings::default(), async { drop(stopped.await) }));
-    Site { address, handle, folder, _runtime: runtime, _stop: stop }
+    EncoderServer { address, handle, folder, _runtime: runtime, _stop: stop }
 }
 
 fn numbers(value: &Value) -> Vec<f32> {
@@ -90,8 +90,8 @@ fn length(x: &[f32]) -> f32 {
 }
 
 /// The vectors of an answer, in its order.
-fn vectors(site: &Site, body: Value) -> Vec<Vec<f32>> {
-    let reply = post(EMBEDDINGS, body).get(site);
+fn vectors(server: &EncoderServer, body: Value) -> Vec<Vec<f32>> {
+    let reply = post(EMBEDDINGS, body).get(server);
     assert_eq!(reply.status, 200, "{}", reply.text());
     let body = reply.json();
     let data = body["data"].as_array().unwrap();
@@ -103,12 +103,12 @@ fn vectors(site: &Site, body: Value) -> Vec<Vec<f32>> {
 
 #[test]
 fn an_answer_has_the_shape_of_openais() {
-    let site = serve(None, 8);
+    let server = serve(None, 8);
     let reply = post(
         EMBEDDINGS,
         json!({"model": "alias", "input": ["the cat sat", "a dog"], "dimensions": 2, "user": "u"}),
     );
-    let reply = reply.get(&site);
+    let reply = reply.get(&server);
     assert_eq!(reply.status, 200, "{}", reply.text());
     let mut body = reply.json();
     for item in body["data"].as_array_mut().unwrap() {
@@ -130,14 +130,14 @@ fn an_answer_has_the_shape_of_openais() {
 
 #[test]
 fn texts_tokens_and_lists_of_them_give_the_same() {
-    let site = serve(None, 8);
-    let one = vectors(&site, json!({"input": "the cat sat"}));
+    let server = serve(None, 8);
+    let one = vectors(&server, json!({"input": "the cat sat"}));
     // [CLS] the cat sat [SEP]
     let ids = [2, 60, 56, 58, 3];
-    assert_eq!(vectors(&site, json!({"input": ids})), one);
-    assert_eq!(vectors(&site, json!({"input": ["the cat sat"]})), one);
-    assert_eq!(vectors(&site, json!({"input": [ids]})), one);
-    let many = vectors(&site, json!({"input": ["a dog", "the cat sat", "a dog", "mat, rug"]}));
+    assert_eq!(vectors(&server, json!({"input": ids})), one);
+    assert_eq!(vectors(&server, json!({"input": ["the cat sat"]})), one);
+    assert_eq!(vectors(&server, json!({"input": [ids]})), one);
+    let many = vectors(&server, json!({"input": ["a dog", "the cat sat", "a dog", "mat, rug"]}));
     assert_eq!((&many[1], &many[0]), (&one[0], &many[2]));
     assert_ne!(many[0], many[1]);
     assert!(many.iter().all(|x| x.len() == 48 && (length(x) - 1.0).abs() < 1e-5));
@@ -146,7 +146,7 @@ fn texts_tokens_and_lists_of_them_give_the_same() {
 /// Decoding is budgeted by the size in the file's header, not by the size of the file.
 #[test]
 fn images_that_would_take_all_memory_are_refused() {
-    let site = serve_folder(image_encoder, 32);
+    let server = serve_folder(image_encoder, 32);
     let mut file = b"BM".to_vec();
     let whole = |n: u32| n.to_le_bytes();
     let (header, side) = (54u32, 8192u32);
@@ -157,7 +157,7 @@ fn images_that_would_take_all_memory_are_refused() {
     file.extend([1u16.to_le_bytes(), 24u16.to_le_bytes()].concat());
     file.extend([whole(0); 6].concat());
     let url = format!("data:image/bmp;base64,{}", base64(&file));
-    let reply = post(EMBEDDINGS, json!({"input": {"image": url}})).get(&site);
+    let reply = post(EMBEDDINGS, json!({"input": {"image": url}})).get(&server);
     let (message, _, _, code) = reply.error();
     assert_eq!((reply.status, code.as_deref()), (413, Some("request_too_large")), "{message}");
     assert!(message.contains("needs 384 MiB"), "{message}");
@@ -166,26 +166,26 @@ fn images_that_would_take_all_memory_are_refused() {
 /// Texts and images in one request, and many clients at once: each gets the same result as alone.
 #[test]
 fn images_stand_beside_texts() {
-    let site = serve_folder(image_encoder, 32);
+    let server = serve_folder(image_encoder, 32);
     let file = std::fs::read(golden("frontends/pattern.png")).unwrap();
     let url = format!("data:image/png;base64,{}", base64(&file));
-    let image = vectors(&site, json!({"input": {"image": url}})).remove(0);
-    let text = vectors(&site, json!({"input": {"text": "the cat"}})).remove(0);
-    assert_eq!(vectors(&site, json!({"input": "the cat"}))[0], text);
+    let image = vectors(&server, json!({"input": {"image": url}})).remove(0);
+    let text = vectors(&server, json!({"input": {"text": "the cat"}})).remove(0);
+    assert_eq!(vectors(&server, json!({"input": "the cat"}))[0], text);
     assert!(image.len() == 24 && (length(&image) - 1.0).abs() < 1e-5 && image != text);
     std::thread::scope(|scope| {
         let ask = || {
             let input = json!([{"image": url}, "the cat", {"text": "a dog"}, {"image": url}]);
-            let all = vectors(&site, json!({ "input": input }));
+            let all = vectors(&server, json!({ "input": input }));
             assert_eq!((&all[0], &all[1], &all[3]), (&image, &text, &image));
         };
         (0..6).for_each(|_| drop(scope.spawn(ask)));
     });
-    let reply = post(EMBEDDINGS, json!({"input": [{"image": url}, "the cat"]})).get(&site).json();
+    let reply = post(EMBEDDINGS, json!({"input": [{"image": url}, "the cat"]})).get(&server).json();
     // The class row and four patches, and two words between BOS and EOS.
     assert_eq!(reply["usage"]["prompt_tokens"], 9);
     let (message, _, param, _) =
-        post(EMBEDDINGS, json!({"input": ["a", {"image": "data:;base64,AAAA"}]})).get(&site).error();
+        post(EMBEDDINGS, json!({"input": ["a", {"image": "data:;base64,AAAA"}]})).get(&server).error();
     assert_eq!(param.as_deref(), Some("input[1].image"));
     assert_eq!(message, "input[1].image: it is no PNG, JPEG, WebP, GIF or BMP file");
 }
@@ -204,9 +204,9 @@ fn base64(bytes: &[u8]) -> String {
 
 #[test]
 fn numbers_come_as_a_list_or_as_bytes() {
-    let site = serve(None, 8);
-    let list = &vectors(&site, json!({"input": "dog", "encoding_format": "float"}))[0];
-    let coded = post(EMBEDDINGS, json!({"input": "dog", "encoding_format": "base64"})).get(&site).json();
+    let server = serve(None, 8);
+    let list = &vectors(&server, json!({"input": "dog", "encoding_format": "float"}))[0];
+    let coded = post(EMBEDDINGS, json!({"input": "dog", "encoding_format": "base64"})).get(&server).json();
     let coded = coded["data"][0]["embedding"].as_str().unwrap().to_owned();
     assert_eq!(coded.len(), 256);
     let six = |c: u8| match c {
@@ -229,29 +229,29 @@ fn numbers_come_as_a_list_or_as_bytes() {
 
 #[test]
 fn a_cut_vector_is_the_start_of_the_whole_one() {
-    let site = serve(None, 8);
-    let whole = &vectors(&site, json!({"input": "dog"}))[0];
-    let cut = &vectors(&site, json!({"input": "dog", "dimensions": 7}))[0];
+    let server = serve(None, 8);
+    let whole = &vectors(&server, json!({"input": "dog"}))[0];
+    let cut = &vectors(&server, json!({"input": "dog", "dimensions": 7}))[0];
     let by = length(&whole[..7]);
     assert!(cut.iter().zip(whole).all(|(a, b)| (a - b / by).abs() < 1e-6) && cut.len() == 7);
 }
 
 #[test]
 fn long_texts_are_refused_or_cut() {
-    let site = serve(None, 8);
+    let server = serve(None, 8);
     let long = "the cat sat on the mat . ".repeat(8);
-    let (message, _, param, code) = post(EMBEDDINGS, json!({"input": ["dog", long]})).get(&site).error();
+    let (message, _, param, code) = post(EMBEDDINGS, json!({"input": ["dog", long]})).get(&server).error();
     assert_eq!((param.as_deref(), code.as_deref()), (Some("input[1]"), Some("context_length_exceeded")));
     assert!(message.contains("58 tokens, and the model takes 40"), "{message}");
-    let cut = vectors(&site, json!({"input": long, "truncate": true}));
+    let cut = vectors(&server, json!({"input": long, "truncate": true}));
     // 38 of its tokens, between [CLS] and [SEP].
     let kept: Vec<&str> = long.split_whitespace().take(38).collect();
-    assert_eq!(cut, vectors(&site, json!({"input": kept.join(" ")})));
+    assert_eq!(cut, vectors(&server, json!({"input": kept.join(" ")})));
 }
 
 #[test]
 fn error_texts() {
-    let (site, mut all) = (serve(None, 8), String::new());
+    let (server, mut all) = (serve(None, 8), String::new());
     for body in [
         json!({}),
         json!({"input": ""}),
@@ -274,13 +274,13 @@ fn error_texts() {
         json!({"input": "a", "encoding_format": "hex"}),
         json!({"input": "a", "temperature": 1}),
     ] {
-        let (message, kind, param, code) = post(EMBEDDINGS, body).get(&site).error();
+        let (message, kind, param, code) = post(EMBEDDINGS, body).get(&server).error();
         assert_eq!(kind, "invalid_request_error");
         all += &format!("{} {}: {message}\n", param.unwrap_or_default(), code.unwrap_or_default());
     }
-    let other = post("/v1/chat/completions", json!({"messages": []})).get(&site);
+    let other = post("/v1/chat/completions", json!({"messages": []})).get(&server);
     all += &format!("{}: {}\n", other.status, other.error().0);
-    let other = post(RERANK, json!({"query": "a", "documents": ["b"]})).get(&site);
+    let other = post(RERANK, json!({"query": "a", "documents": ["b"]})).get(&server);
     all += &format!("{}: {}\n", other.status, other.error().0);
     insta::assert_snapshot!(all, @r#"
     input : input is missing
@@ -310,10 +310,10 @@ fn error_texts() {
 
 #[test]
 fn documents_are_ranked() {
-    let site = serve(Some(1), 8);
+    let server = serve(Some(1), 8);
     let documents = ["the cat sat", "a dog", "rug . rug .", "mat", "a dog"];
     let body = json!({"model": "tiny", "query": "cat", "documents": documents, "return_documents": true});
-    let reply = post(RERANK, &body).get(&site);
+    let reply = post(RERANK, &body).get(&server);
     assert_eq!(reply.status, 200, "{}", reply.text());
     let whole = reply.json();
     assert!(whole["id"].as_str().unwrap().starts_with("rerank-"));
@@ -336,14 +336,14 @@ fn documents_are_ranked() {
     assert_eq!(place(1) + 1, place(4));
     // The best two, for documents given as objects: the same scores.
     let objects: Vec<Value> = documents.iter().map(|text| json!({"text": text})).collect();
-    let top = post(RERANK, json!({"query": "cat", "documents": objects, "top_n": 2})).get(&site).json();
+    let top = post(RERANK, json!({"query": "cat", "documents": objects, "top_n": 2})).get(&server).json();
     let top: Vec<(usize, f64)> = top["results"].as_array().unwrap().iter().map(of).collect();
     assert_eq!(top, ranked[..2]);
 }
 
 #[test]
 fn error_texts_of_rerank() {
-    let (site, mut all) = (serve(Some(1), 8), String::new());
+    let (server, mut all) = (serve(Some(1), 8), String::new());
     let long = "the cat sat on the mat . ".repeat(8);
     for body in [
         json!({"documents": ["a"]}),
@@ -354,11 +354,11 @@ fn error_texts_of_rerank() {
         json!({"query": "a", "documents": ["b"], "top_n": 0}),
         json!({"query": "a", "documents": ["b", long], "truncate": false}),
     ] {
-        let (message, _, param, code) = post(RERANK, body).get(&site).error();
+        let (message, _, param, code) = post(RERANK, body).get(&server).error();
         all += &format!("{} {}: {message}\n", param.unwrap_or_default(), code.unwrap_or_default());
     }
-    assert_eq!(post(RERANK, json!({"query": "a", "documents": ["b", long]})).get(&site).status, 200);
-    let other = post(EMBEDDINGS, json!({"input": "a"})).get(&site);
+    assert_eq!(post(RERANK, json!({"query": "a", "documents": ["b", long]})).get(&server).status, 200);
+    let other = post(EMBEDDINGS, json!({"input": "a"})).get(&server);
     all += &format!("{}: {}\n", other.status, other.error().0);
     insta::assert_snapshot!(all, @r"
     query : query is missing
@@ -382,9 +382,9 @@ fn texts_are_classified() {
         config["id2label"] = json!({ "0": "tale", "1": "news", "2": "poem" });
         std::fs::write(path, config.to_string()).unwrap();
     };
-    let site = serve_folder(named, 8);
+    let server = serve_folder(named, 8);
     let mut body =
-        post(CLASSIFY, json!({"model": "alias", "input": ["the cat sat", "a dog"]})).get(&site).json();
+        post(CLASSIFY, json!({"model": "alias", "input": ["the cat sat", "a dog"]})).get(&server).json();
     assert!(body["id"].take().as_str().unwrap().starts_with("classify-"));
     assert!(body["created"].take().as_u64().unwrap() > 1_700_000_000);
     let mut all = Vec::new();
@@ -405,28 +405,28 @@ fn texts_are_classified() {
     });
     assert_eq!(body, want);
     // A single text, or tokens, and raw scores without the activation.
-    let one = |body: Value| numbers(&post(CLASSIFY, body).get(&site).json()["data"][0]["probs"]);
+    let one = |body: Value| numbers(&post(CLASSIFY, body).get(&server).json()["data"][0]["probs"]);
     assert_eq!(one(json!({"input": "a dog"})), all[1]);
     let raw = one(json!({"input": "a dog", "use_activation": false}));
     let sum: f32 = raw.iter().map(|x| x.exp()).sum();
     assert!(raw.iter().zip(&all[1]).all(|(x, p)| (x.exp() / sum - p).abs() < 1e-5), "{raw:?} {:?}", all[1]);
     let long = "the cat sat on the mat . ".repeat(8);
-    let mut said = String::new();
+    let mut output = String::new();
     for body in [json!({}), json!({"input": ""}), json!({"input": &long}), json!({"input": "a", "top_n": 1})]
     {
-        let (message, _, param, code) = post(CLASSIFY, body).get(&site).error();
-        said += &format!("{} {}: {message}\n", param.unwrap_or_default(), code.unwrap_or_default());
+        let (message, _, param, code) = post(CLASSIFY, body).get(&server).error();
+        output += &format!("{} {}: {message}\n", param.unwrap_or_default(), code.unwrap_or_default());
     }
-    assert_eq!(post(CLASSIFY, json!({"input": long, "truncate": true})).get(&site).status, 200);
-    for (site, path, body) in [
-        (&site, RERANK, json!({"query": "a", "documents": ["b"]})),
-        (&site, EMBEDDINGS, json!({"input": "a"})),
+    assert_eq!(post(CLASSIFY, json!({"input": long, "truncate": true})).get(&server).status, 200);
+    for (server, path, body) in [
+        (&server, RERANK, json!({"query": "a", "documents": ["b"]})),
+        (&server, EMBEDDINGS, json!({"input": "a"})),
         (&serve(None, 8), CLASSIFY, json!({"input": "a"})),
     ] {
-        let reply = post(path, body).get(site);
-        said += &format!("{}: {}\n", reply.status, reply.error().0);
+        let reply = post(path, body).get(server);
+        output += &format!("{}: {}\n", reply.status, reply.error().0);
     }
-    insta::assert_snapshot!(said, @r#"
+    insta::assert_snapshot!(output, @r#"
     input : input is missing
     input : input is an empty text
     input context_length_exceeded: input: the text has 58 tokens, and the model takes 40; shorten it, or ask for truncation
@@ -436,8 +436,8 @@ fn texts_are_classified() {
     404: the model of this server computes embeddings and classifies nothing; it has /v1/embeddings
     "#);
     // A reranker is a classifier with one label.
-    let site = serve(Some(1), 8);
-    let body = post(CLASSIFY, json!({"input": "a dog"})).get(&site).json();
+    let server = serve(Some(1), 8);
+    let body = post(CLASSIFY, json!({"input": "a dog"})).get(&server).json();
     let probs = numbers(&body["data"][0]["probs"]);
     assert!(probs.len() == 1 && probs[0] > 0.0 && probs[0] < 1.0, "{body}");
 }
@@ -445,28 +445,28 @@ fn texts_are_classified() {
 /// Many concurrent clients each get the same result as alone, and every place is given back.
 #[test]
 fn many_clients_at_once() {
-    let site = serve(None, 64);
+    let server = serve(None, 64);
     let texts: Vec<String> =
         (0..16).map(|i| "the cat sat on a rug ".repeat(1 + i % 5) + ["dog", "mat"][i % 2]).collect();
     let alone: Vec<Vec<f32>> =
-        texts.iter().map(|text| vectors(&site, json!({"input": text})).remove(0)).collect();
-    let before = site.handle.stats().steps.load(Ordering::Relaxed);
+        texts.iter().map(|text| vectors(&server, json!({"input": text})).remove(0)).collect();
+    let before = server.handle.stats().steps.load(Ordering::Relaxed);
     std::thread::scope(|s| {
         for i in 0..texts.len() {
-            let (site, texts, alone) = (&site, &texts, &alone);
+            let (server, texts, alone) = (&server, &texts, &alone);
             s.spawn(move || {
                 let some: Vec<usize> = (0..6).map(|j| (i + 3 * j) % 16).collect();
                 let body = json!({"input": some.iter().map(|j| &texts[*j]).collect::<Vec<_>>()});
-                let got = vectors(site, body);
+                let got = vectors(server, body);
                 some.iter().zip(got).for_each(|(j, got)| assert_eq!(got, alone[*j]));
             });
         }
     });
-    let steps = site.handle.stats().steps.load(Ordering::Relaxed) - before;
+    let steps = server.handle.stats().steps.load(Ordering::Relaxed) - before;
     assert!(steps < 96, "{steps} steps for 96 texts");
-    assert_eq!(site.handle.taken(), 0);
-    assert_eq!(site.handle.stats().waiting_tokens.load(Ordering::Relaxed), 0);
-    let metrics = ask("GET", "/metrics").get(&site).text();
+    assert_eq!(server.handle.taken(), 0);
+    assert_eq!(server.handle.stats().waiting_tokens.load(Ordering::Relaxed), 0);
+    let metrics = ask("GET", "/metrics").get(&server).text();
     assert!(metrics.contains("vllm:embedded_texts_total{model_name=\"tiny\",engine=\"0\"} 112"), "{metrics}");
     assert!(metrics.contains("finished_reason=\"stop\"} 32"), "{metrics}");
 }
@@ -474,9 +474,9 @@ fn many_clients_at_once() {
 /// The gauges that routers read are there, and a refusal does not count as a failed request.
 #[test]
 fn metrics_have_the_gauges_that_routers_read_and_count_refusals_apart() {
-    let site = serve(None, 0);
-    assert_eq!(post(EMBEDDINGS, json!({"input": "a"})).get(&site).status, 429);
-    let page = ask("GET", "/metrics").get(&site).text();
+    let server = serve(None, 0);
+    assert_eq!(post(EMBEDDINGS, json!({"input": "a"})).get(&server).status, 429);
+    let page = ask("GET", "/metrics").get(&server).text();
     let labels = "{model_name=\"tiny\",engine=\"0\"";
     for line in [
         format!("vllm:num_requests_running{labels}}} 0"),
@@ -492,22 +492,22 @@ fn metrics_have_the_gauges_that_routers_read_and_count_refusals_apart() {
 
 #[test]
 fn the_small_routes() {
-    let site = serve(None, 8);
+    let server = serve(None, 8);
     for path in ["/health", "/ready", "/version"] {
-        assert_eq!(ask("GET", path).get(&site).status, 200, "{path}");
+        assert_eq!(ask("GET", path).get(&server).status, 200, "{path}");
     }
-    let models = ask("GET", "/v1/models").get(&site).json();
+    let models = ask("GET", "/v1/models").get(&server).json();
     assert_eq!(models["data"][0]["id"], "tiny");
     assert_eq!(models["data"][1]["max_model_len"], 40);
-    assert_eq!(ask("GET", "/v1/models/alias").get(&site).status, 200);
+    assert_eq!(ask("GET", "/v1/models/alias").get(&server).status, 200);
 }
 
 /// A generative model refuses embedding requests and lists its own endpoints.
 #[test]
 fn a_writer_makes_no_vectors() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     for path in [EMBEDDINGS, RERANK] {
-        let reply = post(path, json!({"input": "a"})).get(&site);
+        let reply = post(path, json!({"input": "a"})).get(&server);
         assert_eq!(reply.status, 404);
         assert!(reply.error().0.contains("it has /v1/chat/completions"), "{}", reply.text());
     }

@@ -10,47 +10,47 @@ use std::sync::mpsc::Receiver;
 
 use common::bodies::{CHAT, TEXT, both_refuse, chat, refused, taken, text};
 use common::client::{ask, post};
-use common::{Plan, Site, hello, info, recorder, site};
+use common::{ServerBuilder, TestServer, hello, info, recording_engine, start_server};
 use serde_json::{Value, json};
 use tallow_engine::handle::Request;
 use tallow_server::Settings;
 
-fn recorded(settings: Settings) -> (Site, Receiver<Request>) {
-    let (handle, requests) = recorder(info());
-    (Plan { settings, ..Plan::new(handle) }.start(), requests)
+fn recorded(settings: Settings) -> (TestServer, Receiver<Request>) {
+    let (handle, requests) = recording_engine(info());
+    (ServerBuilder { settings, ..ServerBuilder::new(handle) }.start(), requests)
 }
 
 #[test]
 fn fields_of_other_servers_mean_the_same_here() {
-    let (site, requests) = recorded(Settings::default());
+    let (server, requests) = recorded(Settings::default());
     let theirs = json!({"n_predict": 9, "repeat_penalty": 1.5, "random_seed": 4, "stop_sequences": ["x"]});
     for path in [CHAT, TEXT] {
         let mut body = if path == CHAT { chat(theirs.clone()) } else { text(theirs.clone()) };
         body.as_object_mut().unwrap().remove("max_tokens");
-        taken(&site, path, &body);
+        taken(&server, path, &body);
         let Request { max_new, sampling, stops, .. } = requests.recv().unwrap();
         assert_eq!((max_new, sampling.repetition_penalty, sampling.seed), (9, 1.5, 4));
         assert_eq!(stops, ["x"]);
         // If given under both names, the values must agree.
-        taken(&site, path, &common::bodies::with(body.clone(), json!({"max_tokens": 9})));
+        taken(&server, path, &common::bodies::with(body.clone(), json!({"max_tokens": 9})));
         let message =
-            refused(&site, path, &common::bodies::with(body, json!({"max_tokens": 8})), "n_predict");
+            refused(&server, path, &common::bodies::with(body, json!({"max_tokens": 8})), "n_predict");
         assert_eq!(message, "n_predict and max_tokens mean the same, and differ; give one of them");
         drop(requests.try_recv());
     }
     for unlimited in [json!({"n_predict": -1}), json!({"num_predict": -2})] {
         let mut body = text(unlimited);
         body.as_object_mut().unwrap().remove("max_tokens");
-        taken(&site, TEXT, &body);
+        taken(&server, TEXT, &body);
         assert_eq!(requests.recv().unwrap().max_new, 256 - 3, "until the context is full");
     }
-    let message = refused(&site, TEXT, &json!({"prompt": "x", "n_predict": "many"}), "n_predict");
+    let message = refused(&server, TEXT, &json!({"prompt": "x", "n_predict": "many"}), "n_predict");
     assert_eq!(message, "n_predict should be a whole number, and is text");
 }
 
 #[test]
 fn fields_of_other_servers_that_change_nothing_are_taken() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     for more in [
         json!({"cache_prompt": true, "id_slot": -1, "n_keep": 0, "n_probs": 0, "mirostat": 0, "mirostat_tau": 5.0}),
         json!({"tfs_z": 1.0, "repeat_last_n": 64, "dry_multiplier": 0, "dry_base": 1.75, "xtc_probability": 0.0}),
@@ -58,14 +58,14 @@ fn fields_of_other_servers_that_change_nothing_are_taken() {
         json!({"keep_alive": "5m", "repeat_penalty": 1.0, "penalty_last_n": 256, "format": "", "options": {}}),
         json!({"timings_per_token": false, "return_progress": false, "guided_json": null, "best_of": 1}),
     ] {
-        taken(&site, CHAT, &chat(more.clone()));
-        taken(&site, TEXT, &text(more));
+        taken(&server, CHAT, &chat(more.clone()));
+        taken(&server, TEXT, &text(more));
     }
 }
 
 #[test]
 fn fields_of_other_servers_that_have_no_meaning_say_what_to_do() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let mut all = String::new();
     for more in [
         json!({"mirostat": 2}),
@@ -88,9 +88,9 @@ fn fields_of_other_servers_that_have_no_meaning_say_what_to_do() {
         let (name, value) =
             more.as_object().unwrap().iter().next().map(|(k, v)| (k.clone(), v.clone())).unwrap();
         let body = if ["suffix", "best_of"].contains(&name.as_str()) {
-            refused(&site, TEXT, &text(json!({&name: value})), &name)
+            refused(&server, TEXT, &text(json!({&name: value})), &name)
         } else {
-            both_refuse(&site, more.clone(), &name)
+            both_refuse(&server, more.clone(), &name)
         };
         writeln!(all, "{body}").unwrap();
     }
@@ -112,15 +112,15 @@ fn fields_of_other_servers_that_have_no_meaning_say_what_to_do() {
     suffix with this value is not supported: put the model's own tokens for filling in the middle into the prompt
     store with this value is not supported: answers are not stored here; leave it out
     "#);
-    refused(&site, CHAT, &chat(json!({"prompt": "x"})), "prompt");
-    refused(&site, TEXT, &text(json!({"messages": []})), "messages");
+    refused(&server, CHAT, &chat(json!({"prompt": "x"})), "prompt");
+    refused(&server, TEXT, &text(json!({"messages": []})), "messages");
 }
 
 #[test]
 fn who_wants_no_cache_shares_with_nobody() {
-    let (site, requests) = recorded(Settings::default());
+    let (server, requests) = recorded(Settings::default());
     let salt = |more: Value| {
-        taken(&site, CHAT, &chat(more));
+        taken(&server, CHAT, &chat(more));
         requests.recv().unwrap().salt
     };
     let one = salt(json!({"cache_prompt": false})).unwrap();
@@ -135,10 +135,10 @@ fn callers_with_different_keys_share_no_cache() {
         api_keys: keys.iter().map(|key| (*key).to_owned()).collect(),
         ..Settings::default()
     };
-    let (site, requests) = recorded(keys(&["alice", "bob", "alice"]));
+    let (server, requests) = recorded(keys(&["alice", "bob", "alice"]));
     let salt = |key: &str, more: Value| {
         for (path, body) in [(CHAT, chat(more.clone())), (TEXT, text(more.clone()))] {
-            let reply = post(path, body).with("x-api-key", key).get(&site);
+            let reply = post(path, body).with("x-api-key", key).get(&server);
             assert_eq!(reply.status, 200, "{}", reply.text());
         }
         let (one, other) = (requests.recv().unwrap().salt, requests.recv().unwrap().salt);
@@ -157,14 +157,14 @@ fn callers_with_different_keys_share_no_cache() {
     }
     assert_ne!(salt("alice", json!({"cache_salt": "x"})), salt("bob", json!({"cache_salt": "x"})));
     // With only one key there is nobody to isolate from, so there is no salt.
-    let (site, requests) = recorded(keys(&["alice", "alice"]));
-    assert_eq!(post(CHAT, chat(json!({}))).with("api-key", "alice").get(&site).status, 200);
+    let (server, requests) = recorded(keys(&["alice", "alice"]));
+    assert_eq!(post(CHAT, chat(json!({}))).with("api-key", "alice").get(&server).status, 200);
     assert_eq!(requests.recv().unwrap().salt, None);
 }
 
 #[test]
 fn routes_of_other_servers_say_which_to_use() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let mut all = String::new();
     for path in [
         "/api/chat",
@@ -183,7 +183,7 @@ fn routes_of_other_servers_say_which_to_use() {
         "/nowhere",
     ] {
         for method in ["POST", "GET"] {
-            let reply = ask(method, path).with("content-type", "application/json").body("{}").get(&site);
+            let reply = ask(method, path).with("content-type", "application/json").body("{}").get(&server);
             assert_eq!(reply.status, 404, "{method} {path}");
             if method == "POST" {
                 writeln!(all, "{}", reply.error().0).unwrap();
@@ -210,7 +210,7 @@ fn routes_of_other_servers_say_which_to_use() {
 
 #[test]
 fn a_browser_gets_a_page() {
-    let site_ = site(&hello());
+    let site_ = start_server(&hello());
     let page = ask("GET", "/").with("accept", "text/html,application/xhtml+xml,*/*;q=0.8").get(&site_);
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
     assert!(
@@ -231,10 +231,10 @@ fn a_browser_gets_a_page() {
 
 #[test]
 fn a_mark_of_utf_8_in_front_is_no_harm() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let body = [b"\xef\xbb\xbf".to_vec(), chat(json!({})).to_string().into_bytes()].concat();
     let send = |body: Vec<u8>| {
-        ask("POST", CHAT).with("content-type", "application/json").body(body).get(&site).status
+        ask("POST", CHAT).with("content-type", "application/json").body(body).get(&server).status
     };
     assert_eq!(send(body.clone()), 200);
     assert_eq!(send([b"\xef\xbb\xbf".to_vec(), body].concat()), 400);

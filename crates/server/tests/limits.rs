@@ -7,8 +7,8 @@ mod common;
 use std::io::Write as _;
 use std::sync::atomic::Ordering;
 
-use common::client::{Asked, Reply, ask, connect, post, raw, read};
-use common::{Plan, Site, hello, info, script, site};
+use common::client::{Reply, RequestBuilder, ask, connect, post, raw, read};
+use common::{ServerBuilder, TestServer, hello, info, script, start_server};
 use serde_json::{Value, json};
 use tallow_engine::sim;
 use tallow_server::Settings;
@@ -19,13 +19,13 @@ fn chat() -> Value {
     json!({"messages": [{"role": "user", "content": "Hi"}]})
 }
 
-fn guarded(settings: Settings) -> Site {
-    Plan { settings, ..Plan::new(sim::start(info(), script(&hello()))) }.start()
+fn guarded(settings: Settings) -> TestServer {
+    ServerBuilder { settings, ..ServerBuilder::new(sim::start(info(), script(&hello()))) }.start()
 }
 
 /// The request is refused with the common error format.
-fn refused(asked: Asked, site: &Site, status: u16) -> Reply {
-    let reply = asked.get(site);
+fn refused(request: RequestBuilder, server: &TestServer, status: u16) -> Reply {
+    let reply = request.get(server);
     assert_eq!(reply.status, status, "{reply:?}");
     reply.error();
     assert!(reply.header("x-request-id").is_some());
@@ -34,10 +34,10 @@ fn refused(asked: Asked, site: &Site, status: u16) -> Reply {
 
 #[test]
 fn item_18_routes_methods_and_kinds() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     for path in ["//", "/nowhere", "/v1", "/v1/chat", "/v1/models/", "/v1/embeddings", "//health", "/health/"]
     {
-        refused(ask("GET", path), &site, 404);
+        refused(ask("GET", path), &server, 404);
     }
     for (method, path) in [
         ("GET", CHAT),
@@ -48,44 +48,44 @@ fn item_18_routes_methods_and_kinds() {
         ("OPTIONS", CHAT),
         ("BREW", "/tokenize"),
     ] {
-        let reply = refused(ask(method, path), &site, 405);
+        let reply = refused(ask(method, path), &server, 405);
         assert!(reply.header("allow").is_some(), "{reply:?}");
     }
     for kind in ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""] {
-        refused(post(CHAT, chat()).with("content-type", kind), &site, 415);
+        refused(post(CHAT, chat()).with("content-type", kind), &server, 415);
     }
-    refused(ask("POST", CHAT).body(chat().to_string()), &site, 415);
+    refused(ask("POST", CHAT).body(chat().to_string()), &server, 415);
     assert_eq!(
-        post(CHAT, chat()).with("content-type", "Application/JSON; charset=utf-8").get(&site).status,
+        post(CHAT, chat()).with("content-type", "Application/JSON; charset=utf-8").get(&server).status,
         200
     );
 }
 
 #[test]
 fn item_18_headers_without_end() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let long = format!("GET /health HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "x".repeat(1 << 20));
-    assert_eq!(raw(&site, long.as_bytes()).status, 431);
+    assert_eq!(raw(&server, long.as_bytes()).status, 431);
     let many = (0..10_000).map(|i| format!("x{i}: y\r\n")).collect::<String>();
-    assert_eq!(raw(&site, format!("GET /health HTTP/1.1\r\n{many}\r\n").as_bytes()).status, 431);
+    assert_eq!(raw(&server, format!("GET /health HTTP/1.1\r\n{many}\r\n").as_bytes()).status, 431);
     let few = (0..98).map(|i| format!("x{i}: y\r\n")).collect::<String>();
     let few = format!("GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{few}\r\n");
-    assert_eq!(raw(&site, few.as_bytes()).status, 200);
+    assert_eq!(raw(&server, few.as_bytes()).status, 200);
     for bytes in [
         &b"\0\0\0\0\r\n\r\n"[..],
         b"GET\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
     ] {
-        assert_eq!(raw(&site, bytes).status, 400);
+        assert_eq!(raw(&server, bytes).status, 400);
     }
-    assert_eq!(ask("GET", "/health").get(&site).status, 200);
+    assert_eq!(ask("GET", "/health").get(&server).status, 200);
 }
 
 #[test]
 fn item_18_chunks_without_end() {
-    let site = site(&hello());
-    let mut stream = connect(&site);
+    let server = start_server(&hello());
+    let mut stream = connect(&server);
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     );
@@ -97,16 +97,16 @@ fn item_18_chunks_without_end() {
     }
     stream.write_all(b"1\r\n \r\n").unwrap();
     assert_eq!(read(stream).status, 413);
-    assert_eq!(post(CHAT, chat()).get(&site).status, 200);
+    assert_eq!(post(CHAT, chat()).get(&server).status, 200);
 }
 
 #[test]
 fn item_36_hosts() {
-    let site = site(&hello());
-    let port = site.address.port();
+    let server = start_server(&hello());
+    let port = server.address.port();
     let host = |host: &str| ask("GET", "/health").with("host", host);
     for known in ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80", &format!("127.0.0.1:{port}")] {
-        assert_eq!(host(known).get(&site).status, 200, "{known}");
+        assert_eq!(host(known).get(&server).status, 200, "{known}");
     }
     for evil in [
         "evil.example",
@@ -118,19 +118,21 @@ fn item_36_hosts() {
         "localhost:x",
         "a\u{1b}[31m",
     ] {
-        let reply = host(evil).get(&site);
+        let reply = host(evil).get(&server);
         assert!([403, 400].contains(&reply.status), "{evil}");
     }
-    refused(host("evil.example"), &site, 403);
-    assert_eq!(raw(&site, b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").status, 400);
+    refused(host("evil.example"), &server, 403);
+    assert_eq!(raw(&server, b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").status, 400);
     let two = b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
-    assert_eq!(raw(&site, two).status, 400);
+    assert_eq!(raw(&server, two).status, 400);
     let open = guarded(Settings { allow_hosts: vec!["Models.Example".into()], ..Settings::default() });
     assert_eq!(host("models.example:8080").get(&open).status, 200);
     refused(host("other.example"), &open, 403);
     let any = guarded(Settings { allow_hosts: vec!["*".into()], ..Settings::default() });
     assert_eq!(host("other.example").get(&any).status, 200);
-    let everywhere = Plan { bind: "0.0.0.0:0", ..Plan::new(sim::start(info(), script(&hello()))) }.start();
+    let everywhere =
+        ServerBuilder { bind: "0.0.0.0:0", ..ServerBuilder::new(sim::start(info(), script(&hello()))) }
+            .start();
     assert_eq!(
         host("192.168.1.7:80").get(&everywhere).status,
         200,
@@ -138,7 +140,7 @@ fn item_36_hosts() {
     );
     for near in ["tallow:8080", "my-box", "my-box.local:80", "host.docker.internal"] {
         assert_eq!(host(near).get(&everywhere).status, 200, "{near} is of the own network");
-        let (message, ..) = refused(host(near), &site, 403).error();
+        let (message, ..) = refused(host(near), &server, 403).error();
         let name = near.split(':').next().unwrap();
         assert!(
             message.ends_with(&format!("whoever runs it can allow that with --allow-host {name}")),
@@ -160,10 +162,10 @@ fn hosts_and_origins_that_can_never_match_stop_the_start() {
 
 #[test]
 fn item_36_origins() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let from = |origin: &str| ask("GET", "/v1/models").with("host", "localhost:80").with("origin", origin);
     for known in ["http://localhost:80", "https://LOCALHOST:80"] {
-        let reply = from(known).get(&site);
+        let reply = from(known).get(&server);
         assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, None));
     }
     for evil in [
@@ -174,7 +176,7 @@ fn item_36_origins() {
         "http://localhost.evil.example",
         "http://192.168.1.5:3000",
     ] {
-        let (message, ..) = refused(from(evil), &site, 403).error();
+        let (message, ..) = refused(from(evil), &server, 403).error();
         assert!(message.ends_with(&format!("can allow that with --allow-origin {evil}")), "{message}");
     }
     for local in [
@@ -184,25 +186,25 @@ fn item_36_origins() {
         "vscode-webview://1a",
         "app://x",
     ] {
-        let reply = from(local).get(&site);
+        let reply = from(local).get(&server);
         assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, Some(local)));
     }
     let preflight = |origin: &str| {
-        let asked = ask("OPTIONS", CHAT).with("origin", origin);
-        asked
+        let request = ask("OPTIONS", CHAT).with("origin", origin);
+        request
             .with("access-control-request-method", "POST")
             .with("access-control-request-headers", "authorization,content-type,x-stainless-os")
     };
-    refused(preflight("https://evil.example"), &site, 403);
+    refused(preflight("https://evil.example"), &server, 403);
     let friend = "https://chat.example";
     let settings = Settings {
         allow_origins: vec![friend.into()],
         api_keys: vec!["secret".into()],
         ..Settings::default()
     };
-    let site = guarded(settings);
-    refused(preflight("https://evil.example"), &site, 403);
-    let reply = preflight(friend).get(&site);
+    let server = guarded(settings);
+    refused(preflight("https://evil.example"), &server, 403);
+    let reply = preflight(friend).get(&server);
     assert_eq!(
         (reply.status, reply.header("access-control-allow-origin")),
         (204, Some(friend)),
@@ -215,20 +217,20 @@ fn item_36_origins() {
         "whatever the client sends"
     );
     assert_eq!(reply.header("access-control-allow-private-network"), None);
-    let reply = preflight(friend).with("access-control-request-private-network", "true").get(&site);
+    let reply = preflight(friend).with("access-control-request-private-network", "true").get(&server);
     assert_eq!(reply.header("access-control-allow-private-network"), Some("true"));
-    let reply = refused(from(friend), &site, 401);
+    let reply = refused(from(friend), &server, 401);
     assert_eq!(
         (reply.header("access-control-allow-origin"), reply.header("vary")),
         (Some(friend), Some("origin, access-control-request-headers"))
     );
-    assert_eq!(from(friend).with("authorization", "Bearer secret").get(&site).status, 200);
+    assert_eq!(from(friend).with("authorization", "Bearer secret").get(&server).status, 200);
 }
 
 #[test]
 fn item_36_keys_are_needed_on_every_route() {
     let settings = Settings { api_keys: vec!["first".into(), "second".into()], ..Settings::default() };
-    let site = guarded(settings);
+    let server = guarded(settings);
     let routes = [
         ("POST", CHAT),
         ("POST", "/v1/completions"),
@@ -243,7 +245,7 @@ fn item_36_keys_are_needed_on_every_route() {
         ("OPTIONS", CHAT),
     ];
     for (method, path) in routes {
-        let reply = ask(method, path).get(&site);
+        let reply = ask(method, path).get(&server);
         assert_eq!(
             (reply.status, reply.header("www-authenticate")),
             (401, Some("Bearer")),
@@ -265,22 +267,22 @@ fn item_36_keys_are_needed_on_every_route() {
         "Bearer third",
         &huge,
     ] {
-        refused(key(wrong), &site, 401);
+        refused(key(wrong), &server, 401);
     }
     for right in ["Bearer first", "bearer second"] {
-        assert_eq!(key(right).get(&site).status, 200);
+        assert_eq!(key(right).get(&server).status, 200);
     }
     for name in ["x-api-key", "api-key"] {
-        assert_eq!(ask("GET", "/version").with(name, "second").get(&site).status, 200);
+        assert_eq!(ask("GET", "/version").with(name, "second").get(&server).status, 200);
         for wrong in ["", "third", "Bearer second"] {
-            refused(ask("GET", "/version").with(name, wrong), &site, 401);
+            refused(ask("GET", "/version").with(name, wrong), &server, 401);
         }
     }
     // Clients that must send some key in the usual header can send the right one in the other.
     let both = ask("GET", "/version").with("authorization", "Bearer none").with("x-api-key", "first");
-    assert_eq!(both.get(&site).status, 200);
-    assert_eq!(refused(key("x"), &site, 401).error().3.as_deref(), Some("invalid_api_key"));
-    assert_eq!(ask("GET", "/nowhere").with("authorization", "Bearer first").get(&site).status, 404);
+    assert_eq!(both.get(&server).status, 200);
+    assert_eq!(refused(key("x"), &server, 401).error().3.as_deref(), Some("invalid_api_key"));
+    assert_eq!(ask("GET", "/nowhere").with("authorization", "Bearer first").get(&server).status, 404);
     let mut empty = guarded(Settings { api_keys: vec![String::new()], ..Settings::default() });
     assert!(empty.failed().to_string().contains("empty"));
 }
@@ -289,26 +291,26 @@ fn item_36_keys_are_needed_on_every_route() {
 #[test]
 fn probes_need_no_key_unless_that_is_asked_for() {
     let keys = || vec!["secret".to_owned()];
-    let site = guarded(Settings { api_keys: keys(), ..Settings::default() });
+    let server = guarded(Settings { api_keys: keys(), ..Settings::default() });
     for path in ["/health", "/ready"] {
-        assert_eq!(ask("GET", path).get(&site).status, 200, "{path}");
-        assert_eq!(ask("HEAD", path).get(&site).status, 200, "{path}");
-        assert_eq!(ask("GET", path).with("host", "evil.example").get(&site).status, 403, "{path}");
+        assert_eq!(ask("GET", path).get(&server).status, 200, "{path}");
+        assert_eq!(ask("HEAD", path).get(&server).status, 200, "{path}");
+        assert_eq!(ask("GET", path).with("host", "evil.example").get(&server).status, 403, "{path}");
     }
-    let site = guarded(Settings { api_keys: keys(), private_health: true, ..Settings::default() });
+    let server = guarded(Settings { api_keys: keys(), private_health: true, ..Settings::default() });
     for path in ["/health", "/ready"] {
-        assert_eq!(ask("GET", path).get(&site).status, 401, "{path}");
+        assert_eq!(ask("GET", path).get(&server).status, 401, "{path}");
         let with = ask("GET", path).with("authorization", "Bearer secret");
-        assert_eq!(with.get(&site).status, 200, "{path}");
+        assert_eq!(with.get(&server).status, 200, "{path}");
     }
 }
 
 /// `/health` reports problems that do not stop requests without taking the server out of rotation.
 #[test]
 fn health_tells_of_a_log_and_a_cache_in_trouble() {
-    let site = guarded(Settings::default());
-    let log = site.log.clone();
-    let get = |path: &str| ask("GET", path).get(&site);
+    let server = guarded(Settings::default());
+    let log = server.log.clone();
+    let get = |path: &str| ask("GET", path).get(&server);
     log.failed(&"No space left on device");
     log.dropped();
     let problem = "the log cannot be written: No space left on device; lines dropped: 2";
@@ -320,7 +322,7 @@ fn health_tells_of_a_log_and_a_cache_in_trouble() {
         get("/metrics").text().contains("vllm:log_lines_dropped_total{model_name=\"tiny\",engine=\"0\"} 2\n")
     );
     log.written();
-    site.handle.stats().page_faults.fetch_add(1, Ordering::Relaxed);
+    server.handle.stats().page_faults.fetch_add(1, Ordering::Relaxed);
     let problems = get("/health").json()["problems"].clone();
     assert!(problems[0].as_str().unwrap().contains("pages were found out of order"), "{problems}");
     assert_eq!(problems.as_array().unwrap().len(), 1);
@@ -328,8 +330,8 @@ fn health_tells_of_a_log_and_a_cache_in_trouble() {
 
 #[test]
 fn the_small_routes() {
-    let site = site(&hello());
-    let get = |path: &str| ask("GET", path).get(&site);
+    let server = start_server(&hello());
+    let get = |path: &str| ask("GET", path).get(&server);
     let models = get("/v1/models").json();
     let ids: Vec<_> = models["data"].as_array().unwrap().iter().map(|m| m["id"].clone()).collect();
     assert_eq!((models["object"].as_str(), ids), (Some("list"), vec![json!("tiny"), json!("alias")]));

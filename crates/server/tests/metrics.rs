@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::client::{ask, post};
-use common::{Plan, Site, bytes, hello, info, script, site, wait};
+use common::{ServerBuilder, TestServer, bytes, hello, info, script, start_server, wait};
 use serde_json::{Value, json};
 use tallow_engine::handle::Info;
 use tallow_engine::sim::{self, Script};
@@ -80,8 +80,8 @@ fn parsed(text: &str, open: bool) -> Samples {
     samples
 }
 
-fn page(site: &Site) -> Samples {
-    let reply = ask("GET", "/metrics").get(site);
+fn page(server: &TestServer) -> Samples {
+    let reply = ask("GET", "/metrics").get(server);
     assert_eq!(reply.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
     parsed(&reply.text(), false)
 }
@@ -94,13 +94,14 @@ fn of(samples: &Samples, name: &str, labels: &str) -> f64 {
 
 #[test]
 fn metrics_have_the_names_that_routers_and_dashboards_read() {
-    let site =
-        Plan::new(sim::start(info(), Script { pace: Duration::from_millis(1), ..script(&hello()) })).start();
+    let server =
+        ServerBuilder::new(sim::start(info(), Script { pace: Duration::from_millis(1), ..script(&hello()) }))
+            .start();
     for n in [1, 1, 2] {
-        assert_eq!(post(CHAT, chat(json!({"n": n, "max_tokens": 40}))).get(&site).status, 200);
+        assert_eq!(post(CHAT, chat(json!({"n": n, "max_tokens": 40}))).get(&server).status, 200);
     }
-    wait(|| site.handle.stats().running.load(Ordering::Relaxed) == 0, "the engine is idle");
-    let samples = page(&site);
+    wait(|| server.handle.stats().running.load(Ordering::Relaxed) == 0, "the engine is idle");
+    let samples = page(&server);
     let is = |name: &str, labels: &str, value: f64| assert_eq!(of(&samples, name, labels), value, "{name}");
     for name in ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"] {
         is(name, "", 0.0);
@@ -159,17 +160,17 @@ fn metrics_have_the_names_that_routers_and_dashboards_read() {
 fn whoever_asks_for_open_metrics_gets_it() {
     let mut named = info();
     named.names = vec!["a\"b\\c\nd".into()];
-    let site = Plan::new(sim::start(named, script(&hello()))).start();
-    assert_eq!(post(CHAT, chat(json!({}))).get(&site).status, 200);
+    let server = ServerBuilder::new(sim::start(named, script(&hello()))).start();
+    assert_eq!(post(CHAT, chat(json!({}))).get(&server).status, 200);
     let reply = ask("GET", "/metrics")
         .with("accept", "application/openmetrics-text;version=1.0.0,*/*;q=0.1")
-        .get(&site);
+        .get(&server);
     assert_eq!(reply.header("content-type"), Some(OPEN_METRICS));
     let samples = parsed(&reply.text(), true);
     let name = r#"vllm:generation_tokens_total{model_name="a\"b\\c\nd",engine="0"}"#;
     assert!(samples.contains_key(name), "{samples:#?}");
     // The same samples in the other format.
-    let plain: Vec<String> = page(&site).into_keys().collect();
+    let plain: Vec<String> = page(&server).into_keys().collect();
     let known = |name: &String| samples.contains_key(name) || name.contains("handler=\"/metrics\"");
     assert!(plain.iter().all(known), "{plain:#?}");
 }
@@ -182,27 +183,27 @@ fn refusals_and_statuses_are_counted() {
         Script { pace: Duration::from_millis(5), ..script(&bytes("x")) },
     );
     let keys = vec!["secret".to_owned()];
-    let mut plan = Plan::new(engine);
-    plan.settings = Settings { api_keys: keys, ..Settings::default() };
-    let site = plan.start();
-    let key = |asked: common::client::Asked| asked.with("authorization", "Bearer secret");
+    let mut builder = ServerBuilder::new(engine);
+    builder.settings = Settings { api_keys: keys, ..Settings::default() };
+    let server = builder.start();
+    let key = |request: common::client::RequestBuilder| request.with("authorization", "Bearer secret");
     let busy: Vec<_> =
-        (0..2).map(|_| key(post(CHAT, chat(json!({"ignore_eos": true})))).send(&site)).collect();
-    wait(|| site.handle.taken() == 2, "it is full");
-    assert_eq!(key(post(CHAT, chat(json!({})))).get(&site).status, 429);
-    assert_eq!(key(post(CHAT, chat(json!({"nonsense": 1})))).get(&site).status, 400);
-    assert_eq!(key(post(CHAT, chat(json!({"model": "other"})))).get(&site).status, 404);
-    assert_eq!(key(ask("GET", "/nowhere")).get(&site).status, 404);
-    assert_eq!(key(ask("BREW", "/coffee")).get(&site).status, 404);
-    assert_eq!(post(CHAT, chat(json!({}))).get(&site).status, 401);
+        (0..2).map(|_| key(post(CHAT, chat(json!({"ignore_eos": true})))).send(&server)).collect();
+    wait(|| server.handle.taken() == 2, "it is full");
+    assert_eq!(key(post(CHAT, chat(json!({})))).get(&server).status, 429);
+    assert_eq!(key(post(CHAT, chat(json!({"nonsense": 1})))).get(&server).status, 400);
+    assert_eq!(key(post(CHAT, chat(json!({"model": "other"})))).get(&server).status, 404);
+    assert_eq!(key(ask("GET", "/nowhere")).get(&server).status, 404);
+    assert_eq!(key(ask("BREW", "/coffee")).get(&server).status, 404);
+    assert_eq!(post(CHAT, chat(json!({}))).get(&server).status, 401);
     drop(busy);
-    site.wait_free();
+    server.wait_free();
     let answered = |samples: &Samples, method: &str, route: &str, status: u16| {
         let name =
             format!("http_requests_total{{method=\"{method}\",handler=\"{route}\",status=\"{status}\"}}");
         samples.get(&name).copied()
     };
-    let metrics = || parsed(&key(ask("GET", "/metrics")).get(&site).text(), false);
+    let metrics = || parsed(&key(ask("GET", "/metrics")).get(&server).text(), false);
     wait(|| answered(&metrics(), "POST", CHAT, 499) == Some(2.0), "those who went away are counted");
     let samples = metrics();
     for (status, code, count) in [
@@ -229,8 +230,8 @@ fn refusals_and_statuses_are_counted() {
 
 #[test]
 fn the_small_page_of_an_idle_server_is_whole() {
-    let site = site(&hello());
-    let samples = page(&site);
+    let server = start_server(&hello());
+    let samples = page(&server);
     assert_eq!(of(&samples, "iteration_tokens_total_count", ""), 0.0);
     let none = ",max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
     assert!(of(&samples, "lora_requests_info", none) > 1.7e9);

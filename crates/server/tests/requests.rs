@@ -8,12 +8,12 @@ use std::fmt::Write as _;
 
 use common::bodies::{CHAT, TEXT, both_refuse, chat, refused, taken, text, with};
 use common::client::{Reply, ask, post};
-use common::{Plan, Site, hello, info, recorder, site};
+use common::{ServerBuilder, TestServer, hello, info, recording_engine, start_server};
 use serde_json::{Value, json};
 
 #[test]
 fn error_texts() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let mut all = String::new();
     for (path, body) in [
         (CHAT, chat(json!({"temperature": 11}))),
@@ -40,7 +40,7 @@ fn error_texts() {
         (TEXT, text(json!({"prompt": ["a", "b"], "n": 65}))),
         (TEXT, text(json!({"n": 13}))),
     ] {
-        let (message, _, param, code) = post(path, body).get(&site).error();
+        let (message, _, param, code) = post(path, body).get(&server).error();
         writeln!(all, "{} {}: {message}", param.unwrap_or_default(), code.unwrap_or_default()).unwrap();
     }
     insta::assert_snapshot!(all, @r#"
@@ -165,8 +165,8 @@ fn every_field_of_the_specification_is_honoured_or_refused_by_name() {
     assert!(
         ["messages", "audio", "metadata", "moderation"].iter().all(|name| chats.iter().any(|n| n == name))
     );
-    let (handle, _requests) = recorder(info());
-    let site = Plan::new(handle).start();
+    let (handle, _requests) = recording_engine(info());
+    let server = ServerBuilder::new(handle).start();
     for (path, names, base) in [(CHAT, chats, chat(json!({}))), (TEXT, texts, text(json!({})))] {
         for name in names {
             if let Some(value) = value(&HONOURED, &name) {
@@ -177,15 +177,17 @@ fn every_field_of_the_specification_is_honoured_or_refused_by_name() {
                     "logprobs" if path == CHAT => body["logprobs"] = true.into(),
                     _ => {}
                 }
-                taken(&site, path, &body);
+                taken(&server, path, &body);
             }
             match value(&NOT_YET, &name) {
-                Some(value) => drop(refused(&site, path, &with(base.clone(), json!({&name: value})), &name)),
+                Some(value) => {
+                    drop(refused(&server, path, &with(base.clone(), json!({&name: value})), &name))
+                }
                 None => assert!(value(&HONOURED, &name).is_some(), "what becomes of {name}?"),
             }
             // `null` is the same as not given.
             if !["messages", "prompt"].contains(&name.as_str()) {
-                taken(&site, path, &with(base.clone(), json!({&name: null})));
+                taken(&server, path, &with(base.clone(), json!({&name: null})));
             }
         }
     }
@@ -193,7 +195,7 @@ fn every_field_of_the_specification_is_honoured_or_refused_by_name() {
 
 #[test]
 fn what_is_switched_off_is_taken() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     for more in [
         json!({"tool_choice": "auto", "function_call": "auto", "service_tier": "flex", "prompt_cache_retention": "24h"}),
         json!({"tools": [], "functions": [], "tool_choice": "none", "function_call": "none"}),
@@ -202,20 +204,20 @@ fn what_is_switched_off_is_taken() {
         json!({"prompt_cache_retention": "in_memory", "service_tier": "default", "n": 1, "logprobs": false}),
         json!({"stream": true, "stream_options": {"include_obfuscation": false}}),
     ] {
-        taken(&site, CHAT, &chat(more));
+        taken(&server, CHAT, &chat(more));
     }
     let more = json!({"stream": true, "stream_options": {"include_obfuscation": true}});
-    both_refuse(&site, more, "stream_options.include_obfuscation");
-    both_refuse(&site, json!({"stream": true, "stream_options": {"x": true}}), "stream_options.x");
+    both_refuse(&server, more, "stream_options.include_obfuscation");
+    both_refuse(&server, json!({"stream": true, "stream_options": {"x": true}}), "stream_options.x");
 }
 
-fn send(site: &Site, body: impl Into<Vec<u8>>) -> Reply {
-    ask("POST", CHAT).with("content-type", "application/json").body(body).get(site)
+fn send(server: &TestServer, body: impl Into<Vec<u8>>) -> Reply {
+    ask("POST", CHAT).with("content-type", "application/json").body(body).get(server)
 }
 
 #[test]
 fn item_17_json_that_is_none() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let chat = |content: &str| format!("{{\"messages\":[{{\"role\":\"user\",\"content\":{content}}}]}}");
     let deep = "[".repeat(100_000);
     for body in [
@@ -234,32 +236,32 @@ fn item_17_json_that_is_none() {
         deep,
         format!("{{\"x\":{}}}", "[".repeat(200) + &"]".repeat(200)),
     ] {
-        let reply = send(&site, body.clone());
+        let reply = send(&server, body.clone());
         assert_eq!(reply.status, 400, "{:.80}", body);
         assert!(reply.error().0.contains("JSON"), "{:?}", reply.error());
     }
-    let many = send(&site, format!("{{\"x\":[{}0]}}", "0,".repeat(2_000_000)));
+    let many = send(&server, format!("{{\"x\":[{}0]}}", "0,".repeat(2_000_000)));
     assert_eq!((many.status, many.error().3.as_deref()), (413, Some("request_too_large")));
     let mut bad = chat("\"x\"").into_bytes();
     let at = bad.iter().position(|b| *b == b'x').unwrap();
     bad[at] = 0xff;
-    assert_eq!(send(&site, bad).status, 400);
+    assert_eq!(send(&server, bad).status, 400);
     let twice = r#"{"messages": [{"role": "user", "content": "a"}], "n": 1, "n": 2}"#;
-    assert_eq!(send(&site, twice).param().as_deref(), Some("n"));
+    assert_eq!(send(&server, twice).param().as_deref(), Some("n"));
     let twice = r#"{"messages": [{"role": "user", "content": "a", "content": "b"}]}"#;
-    assert_eq!(send(&site, twice).param().as_deref(), Some("content"));
-    assert_eq!(send(&site, chat("\"\\ud83e\\udd80\"")).status, 200);
+    assert_eq!(send(&server, twice).param().as_deref(), Some("content"));
+    assert_eq!(send(&server, chat("\"\\ud83e\\udd80\"")).status, 200);
 }
 
 #[test]
 fn item_17_bodies_that_are_too_large_or_packed() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     // A body with a too large content-length is refused before it is sent.
     for length in [(16 << 20) + 1, 1_000_000_000_u64, u64::MAX] {
         let head = format!(
             "POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
         );
-        let reply = common::client::raw(&site, head.as_bytes());
+        let reply = common::client::raw(&server, head.as_bytes());
         if length < u64::MAX {
             assert_eq!((reply.status, reply.header("connection")), (413, Some("close")));
             reply.error();
@@ -267,7 +269,7 @@ fn item_17_bodies_that_are_too_large_or_packed() {
             assert!((400..500).contains(&reply.status), "more than the protocol's own limit");
         }
     }
-    let packed = post(CHAT, chat(json!({}))).with("content-encoding", "gzip").get(&site);
+    let packed = post(CHAT, chat(json!({}))).with("content-encoding", "gzip").get(&server);
     assert_eq!(packed.status, 415);
     packed.error();
 }

@@ -5,7 +5,7 @@
 mod common;
 
 use common::client::ask;
-use common::{Plan, hello, info, script, site};
+use common::{ServerBuilder, hello, info, script, start_server};
 use tallow_engine::sim;
 use tallow_server::Settings;
 
@@ -39,12 +39,12 @@ const PATHS: [&str; 24] = [
 
 #[test]
 fn a_path_takes_its_methods() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let mut text = String::new();
     for path in PATHS {
         text += path;
         for method in ["GET", "HEAD", "POST", "OPTIONS"] {
-            let reply = ask(method, path).get(&site);
+            let reply = ask(method, path).get(&server);
             let allow = reply.header("allow").map(|allow| format!(" ({allow})")).unwrap_or_default();
             text += &format!(" {method} {}{allow}", reply.status);
         }
@@ -77,7 +77,7 @@ fn a_path_takes_its_methods() {
     /v1 GET 404 HEAD 404 POST 404 OPTIONS 404
     "#);
     // The metrics have the routes, and not the paths, which clients may invent.
-    let metrics = ask("GET", "/metrics").get(&site).text();
+    let metrics = ask("GET", "/metrics").get(&server).text();
     let label = |line: &str| Some(line.split_once("handler=\"")?.1.split_once('"')?.0.to_owned());
     let mut handlers: Vec<String> = metrics.lines().filter_map(label).collect();
     handlers.dedup();
@@ -108,11 +108,11 @@ fn a_path_takes_its_methods() {
 
 #[test]
 fn a_generative_model_says_what_it_does_instead() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let mut text = String::new();
     for path in ["/v1/embeddings", "/v1/rerank", "/classify", "/v1/audio/transcriptions", "/v1/audio/speech"]
     {
-        text += &format!("{path}: {}\n", ask("POST", path).get(&site).error().0);
+        text += &format!("{path}: {}\n", ask("POST", path).get(&server).error().0);
     }
     insta::assert_snapshot!(text, @r#"
     /v1/embeddings: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
@@ -127,9 +127,10 @@ fn a_generative_model_says_what_it_does_instead() {
 fn probes_and_the_page_need_no_key() {
     for private_health in [false, true] {
         let settings = Settings { api_keys: vec!["secret".into()], private_health, ..Settings::default() };
-        let site = Plan { settings, ..Plan::new(sim::start(info(), script(&hello()))) }.start();
+        let server =
+            ServerBuilder { settings, ..ServerBuilder::new(sim::start(info(), script(&hello()))) }.start();
         let open: Vec<&str> =
-            PATHS.into_iter().filter(|path| ask("GET", path).get(&site).status != 401).collect();
+            PATHS.into_iter().filter(|path| ask("GET", path).get(&server).status != 401).collect();
         let expected: &[&str] = if private_health { &["/"] } else { &["/", "/health", "/ready"] };
         assert_eq!(open, expected);
     }
@@ -137,15 +138,15 @@ fn probes_and_the_page_need_no_key() {
 
 #[test]
 fn pages_may_use_the_methods_that_there_are() {
-    let site = site(&hello());
-    let asked = ask("OPTIONS", "/v1/models").with("origin", "http://localhost:3000");
-    let reply = asked.with("access-control-request-method", "GET").get(&site);
+    let server = start_server(&hello());
+    let request = ask("OPTIONS", "/v1/models").with("origin", "http://localhost:3000");
+    let reply = request.with("access-control-request-method", "GET").get(&server);
     assert_eq!((reply.status, reply.header("access-control-allow-methods")), (204, Some("GET, POST")));
 }
 
 #[test]
 fn the_page_lists_endpoints() {
-    insta::assert_snapshot!(ask("GET", "/").get(&site(&hello())).text(), @r#"
+    insta::assert_snapshot!(ask("GET", "/").get(&start_server(&hello())).text(), @r#"
     Tallow 0.1.0 is running.
     Model: tiny
     POST /v1/chat/completions: chats

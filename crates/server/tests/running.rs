@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::client::{Reply, ask, connect, parse, post, read, read_until};
-use common::{At, Plan, Site, bytes, hello, info, script, site, wait};
+use common::{HasAddress, ServerBuilder, TestServer, bytes, hello, info, script, start_server, wait};
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, EngineHandle, Event, Failure, Info};
 use tallow_engine::sampler::Choice;
@@ -33,34 +33,34 @@ fn endless(context: usize) -> EngineHandle {
     sim::start(Info { context, ..info() }, Script { pace, ..script(&bytes("x")) })
 }
 
-fn healthy(site: &Site) {
-    let reply = post(CHAT, chat(json!({"max_tokens": 3}))).get(site);
+fn healthy(server: &TestServer) {
+    let reply = post(CHAT, chat(json!({"max_tokens": 3}))).get(server);
     assert_eq!(reply.status, 200, "{}", reply.text());
 }
 
 #[test]
 fn item_37_clients_that_go_free_their_places() {
-    let site = Plan::new(endless(100_000)).start();
+    let server = ServerBuilder::new(endless(100_000)).start();
     for stream in [false, true] {
         let clients: Vec<_> =
-            (0..4).map(|_| post(CHAT, chat(json!({"stream": stream}))).send(&site)).collect();
-        wait(|| site.handle.stats().running.load(Ordering::Relaxed) == 4, "four run");
+            (0..4).map(|_| post(CHAT, chat(json!({"stream": stream}))).send(&server)).collect();
+        wait(|| server.handle.stats().running.load(Ordering::Relaxed) == 4, "four run");
         // These wait for a slot.
         let queued: Vec<_> =
-            (0..3).map(|_| post(CHAT, chat(json!({"stream": stream, "n": 2}))).send(&site)).collect();
-        wait(|| site.handle.taken() == 10, "six wait");
+            (0..3).map(|_| post(CHAT, chat(json!({"stream": stream, "n": 2}))).send(&server)).collect();
+        wait(|| server.handle.taken() == 10, "six wait");
         drop(queued);
-        wait(|| site.handle.taken() == 4, "those that waited are gone");
-        assert_eq!(site.handle.stats().running.load(Ordering::Relaxed), 4);
+        wait(|| server.handle.taken() == 4, "those that waited are gone");
+        assert_eq!(server.handle.stats().running.load(Ordering::Relaxed), 4);
         drop(clients);
-        site.wait_free();
-        healthy(&site);
+        server.wait_free();
+        healthy(&server);
     }
-    let mut client = post(CHAT, chat(json!({"stream": true}))).send(&site);
+    let mut client = post(CHAT, chat(json!({"stream": true}))).send(&server);
     read_until(&mut client, "\"x\"");
     drop(client);
-    site.wait_free();
-    let page = ask("GET", "/metrics").get(&site).text();
+    server.wait_free();
+    let page = ask("GET", "/metrics").get(&server).text();
     assert!(page.contains("finished_reason=\"abort\"} 21\n"), "{page}");
 }
 
@@ -68,44 +68,44 @@ fn item_37_clients_that_go_free_their_places() {
 fn item_37_a_client_that_never_reads_keeps_nobody_waiting() {
     let pace = Duration::from_micros(50);
     let engine = sim::start(Info { context: 1 << 20, ..info() }, Script { pace, ..script(&bytes("x")) });
-    let site = Plan::new(engine).start();
+    let server = ServerBuilder::new(engine).start();
     let more = json!({"stream": true, "logprobs": true, "top_logprobs": 20, "max_tokens": 1_000_000});
-    let silent: Vec<_> = (0..3).map(|_| post(CHAT, chat(more.clone())).send(&site)).collect();
+    let silent: Vec<_> = (0..3).map(|_| post(CHAT, chat(more.clone())).send(&server)).collect();
     std::thread::sleep(Duration::from_millis(300));
     for _ in 0..20 {
-        healthy(&site);
+        healthy(&server);
     }
-    wait(|| site.handle.taken() == 3, "only the silent ones are left");
+    wait(|| server.handle.taken() == 3, "only the silent ones are left");
     drop(silent);
-    site.wait_free();
+    server.wait_free();
 }
 
 #[test]
 fn while_the_model_is_loaded_clients_are_told_so() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
-    let site = Early(listener.local_addr().unwrap());
+    let server = Early(listener.local_addr().unwrap());
     let loading = Loading::begin(runtime.handle(), listener, Limits::default());
     for request in [ask("GET", "/health"), ask("GET", "/ready"), ask("GET", "/"), post(CHAT, chat(json!({})))]
     {
-        let reply = request.get(&site);
+        let reply = request.get(&server);
         assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")));
         assert_eq!(reply.header("connection"), Some("close"));
         assert_eq!(reply.error().3.as_deref(), Some("model_loading"), "{reply:?}");
     }
     // A client that is connected by then and sends nothing delays nobody.
-    let silent = connect(&site);
+    let silent = connect(&server);
     let listener = runtime.block_on(loading.finish()).unwrap();
     let served = Served { handle: sim::start(info(), script(&hello())), templates: None, max_tokens: None };
     runtime.spawn(tallow_server::serve(listener, served, Settings::default(), std::future::pending()));
-    assert_eq!(post(CHAT, chat(json!({"max_tokens": 3}))).get(&site).status, 200);
+    assert_eq!(post(CHAT, chat(json!({"max_tokens": 3}))).get(&server).status, 200);
     drop(silent);
 }
 
 /// A server whose model may not be loaded yet.
 struct Early(SocketAddr);
 
-impl At for Early {
+impl HasAddress for Early {
     fn address(&self) -> SocketAddr {
         self.0
     }
@@ -114,9 +114,9 @@ impl At for Early {
 #[test]
 fn item_38_ten_thousand_requests() {
     let engine = sim::start(Info { slots: 8, queue: 16, ..info() }, script(&hello()));
-    let site = Plan::new(engine).start();
+    let server = ServerBuilder::new(engine).start();
     // A concurrent client whose answer must not change.
-    let expected = post(CHAT, chat(json!({"seed": 1}))).get(&site).json()["choices"].clone();
+    let expected = post(CHAT, chat(json!({"seed": 1}))).get(&server).json()["choices"].clone();
     let served = AtomicUsize::new(0);
     let refused = AtomicUsize::new(0);
     let bytes = post(CHAT, chat(json!({"seed": 1}))).bytes();
@@ -125,7 +125,7 @@ fn item_38_ten_thousand_requests() {
             threads.spawn(|| {
                 for _ in 0..5 {
                     // A hundred connections that all send before the first one reads.
-                    let mut clients: Vec<_> = (0..100).map(|_| connect(&site)).collect();
+                    let mut clients: Vec<_> = (0..100).map(|_| connect(&server)).collect();
                     clients.iter_mut().for_each(|client| client.write_all(&bytes).unwrap());
                     for client in clients {
                         let reply = read(client);
@@ -149,33 +149,33 @@ fn item_38_ten_thousand_requests() {
     let (served, refused) = (served.into_inner(), refused.into_inner());
     assert_eq!(served + refused, 10_000);
     assert!(served > 0 && refused > 0, "{served} {refused}");
-    site.wait_free();
-    healthy(&site);
+    server.wait_free();
+    healthy(&server);
 }
 
 #[test]
 fn of_several_choices_none_runs_if_one_is_refused() {
-    let site = Plan::new(endless(100_000)).start();
-    let _busy: Vec<_> = (0..10).map(|_| post(CHAT, chat(json!({}))).send(&site)).collect();
-    wait(|| site.handle.taken() == 10, "ten of twelve places are taken");
-    let reply = post(CHAT, chat(json!({"n": 3}))).get(&site);
+    let server = ServerBuilder::new(endless(100_000)).start();
+    let _busy: Vec<_> = (0..10).map(|_| post(CHAT, chat(json!({}))).send(&server)).collect();
+    wait(|| server.handle.taken() == 10, "ten of twelve places are taken");
+    let reply = post(CHAT, chat(json!({"n": 3}))).get(&server);
     assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")));
-    wait(|| site.handle.taken() == 10, "none of the three has stayed");
-    let reply = post(CHAT, chat(json!({"n": 3, "stream": true}))).get(&site);
+    wait(|| server.handle.taken() == 10, "none of the three has stayed");
+    let reply = post(CHAT, chat(json!({"n": 3, "stream": true}))).get(&server);
     assert_eq!(reply.status, 429, "streams are refused before they begin");
 }
 
 #[test]
 fn item_40_failures_have_a_status_before_the_first_byte_and_an_event_after() {
     let broken = |after| sim::start(info(), Script { breaks_after: Some(after), ..script(&bytes("x")) });
-    let site = Plan::new(broken(0)).start();
+    let server = ServerBuilder::new(broken(0)).start();
     for stream in [false, true] {
-        let reply = post(CHAT, chat(json!({"stream": stream}))).get(&site);
+        let reply = post(CHAT, chat(json!({"stream": stream}))).get(&server);
         assert_eq!((reply.status, reply.error().1.as_str()), (500, "server_error"));
     }
-    let site = Plan::new(broken(3)).start();
-    assert_eq!(post(CHAT, chat(json!({}))).get(&site).status, 500);
-    let reply = post(CHAT, chat(json!({"stream": true, "n": 2}))).get(&site);
+    let server = ServerBuilder::new(broken(3)).start();
+    assert_eq!(post(CHAT, chat(json!({}))).get(&server).status, 500);
+    let reply = post(CHAT, chat(json!({"stream": true, "n": 2}))).get(&server);
     assert_eq!(reply.status, 200);
     let events = reply.events();
     let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
@@ -185,18 +185,19 @@ fn item_40_failures_have_a_status_before_the_first_byte_and_an_event_after() {
     );
     assert_eq!(events.iter().filter(|e| e.contains("error")).count(), 1);
     assert!(!reply.text().contains("[DONE]"));
-    site.wait_free();
-    assert_eq!(ask("GET", "/health").get(&site).status, 200, "a request has failed, not the server");
+    server.wait_free();
+    assert_eq!(ask("GET", "/health").get(&server).status, 200, "a request has failed, not the server");
 }
 
 #[test]
 fn item_40_an_engine_that_dies() {
-    let asked = |stream: bool| post(CHAT, chat(json!({"stream": stream}))).with("connection", "close");
+    let request = |stream: bool| post(CHAT, chat(json!({"stream": stream}))).with("connection", "close");
     let pace = Duration::from_millis(2);
-    let site =
-        Plan::new(sim::start(info(), Script { dies_after: Some(20), pace, ..script(&bytes("x")) })).start();
-    let streams: Vec<_> = (0..6).map(|_| asked(true).send(&site)).collect();
-    let whole = asked(false).send(&site);
+    let server =
+        ServerBuilder::new(sim::start(info(), Script { dies_after: Some(20), pace, ..script(&bytes("x")) }))
+            .start();
+    let streams: Vec<_> = (0..6).map(|_| request(true).send(&server)).collect();
+    let whole = request(false).send(&server);
     for stream in streams {
         let reply = read(stream);
         if reply.status == 200 {
@@ -206,15 +207,15 @@ fn item_40_an_engine_that_dies() {
         }
     }
     assert!([500, 503].contains(&read(whole).status));
-    wait(|| !site.handle.is_alive(), "it is dead");
+    wait(|| !server.handle.is_alive(), "it is dead");
     for (method, path) in [("GET", "/health"), ("GET", "/ready")] {
-        let reply = ask(method, path).get(&site);
+        let reply = ask(method, path).get(&server);
         assert_eq!((reply.status, reply.header("retry-after")), (503, Some("10")), "{path}");
     }
-    let reply = post(CHAT, chat(json!({}))).get(&site);
+    let reply = post(CHAT, chat(json!({}))).get(&server);
     assert_eq!((reply.status, reply.error().3.as_deref()), (503, Some("engine_stopped")));
-    assert_eq!(ask("GET", "/metrics").get(&site).status, 200);
-    site.wait_free();
+    assert_eq!(ask("GET", "/metrics").get(&server).status, 200);
+    server.wait_free();
 }
 
 #[test]
@@ -231,73 +232,73 @@ fn item_40_a_device_that_is_lost() {
         alive.end(Failure::Broken("gpu is lost: it fell off the bus; restart the server".into()));
         drop((stream, whole));
     });
-    let site = Plan::new(handle).start();
-    let asked = |stream: bool| post(CHAT, chat(json!({"stream": stream}))).with("connection", "close");
-    let stream = asked(true).send(&site);
-    wait(|| site.handle.taken() == 1, "the stream comes first");
+    let server = ServerBuilder::new(handle).start();
+    let request = |stream: bool| post(CHAT, chat(json!({"stream": stream}))).with("connection", "close");
+    let stream = request(true).send(&server);
+    wait(|| server.handle.taken() == 1, "the stream comes first");
     let lost = |reply: Reply| {
         let (message, _, _, code) = reply.error();
         assert_eq!((reply.status, reply.header("retry-after")), (503, Some("10")));
         assert_eq!(code.as_deref(), Some("engine_stopped"));
         assert_eq!(message, "gpu is lost: it fell off the bus; restart the server");
     };
-    lost(asked(false).get(&site));
+    lost(request(false).get(&server));
     engine.join().unwrap();
     let stream = read(stream).events();
     assert!(stream[stream.len() - 1].contains("it fell off the bus"), "{stream:?}");
-    lost(post(CHAT, chat(json!({}))).get(&site));
-    lost(ask("GET", "/health").get(&site));
-    lost(ask("GET", "/ready").get(&site));
-    assert_eq!(ask("GET", "/metrics").get(&site).status, 200);
-    site.wait_free();
+    lost(post(CHAT, chat(json!({}))).get(&server));
+    lost(ask("GET", "/health").get(&server));
+    lost(ask("GET", "/ready").get(&server));
+    assert_eq!(ask("GET", "/metrics").get(&server).status, 200);
+    server.wait_free();
 }
 
 #[test]
 fn item_40_a_stream_that_is_open_finishes_and_new_requests_are_refused() {
-    let mut site = Plan::new(endless(256)).start();
-    let mut open = post(CHAT, chat(json!({"stream": true, "max_tokens": 100}))).send(&site);
-    let whole = post(CHAT, chat(json!({"max_tokens": 100}))).send(&site);
+    let mut server = ServerBuilder::new(endless(256)).start();
+    let mut open = post(CHAT, chat(json!({"stream": true, "max_tokens": 100}))).send(&server);
+    let whole = post(CHAT, chat(json!({"max_tokens": 100}))).send(&server);
     let mut begun = read_until(&mut open, "\"x\"");
-    wait(|| site.handle.taken() == 2, "both are taken");
+    wait(|| server.handle.taken() == 2, "both are taken");
     // Idle and unused connections do not delay shutdown.
-    let (_unused, mut idle) = (connect(&site), ask("GET", "/health").send(&site));
+    let (_unused, mut idle) = (connect(&server), ask("GET", "/health").send(&server));
     read_until(&mut idle, "ok");
-    site.stop();
-    wait(|| !site.handle.is_ready(), "it drains");
-    for (asked, path) in [(post(CHAT, chat(json!({}))), CHAT), (ask("GET", "/ready"), "/ready")] {
-        let reply = asked.get(&site);
+    server.stop();
+    wait(|| !server.handle.is_ready(), "it drains");
+    for (request, path) in [(post(CHAT, chat(json!({}))), CHAT), (ask("GET", "/ready"), "/ready")] {
+        let reply = request.get(&server);
         assert_eq!((reply.status, reply.header("retry-after")), (503, Some("10")), "{path}");
         assert_eq!(
             (reply.error().3.as_deref(), reply.header("connection")),
             (Some("shutting_down"), Some("close"))
         );
     }
-    assert_eq!(ask("GET", "/health").get(&site).status, 200, "it lives until it has finished");
+    assert_eq!(ask("GET", "/health").get(&server).status, 200, "it lives until it has finished");
     open.read_to_end(&mut begun).unwrap();
     let chunks = parse(&begun).chunks();
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
     assert_eq!(read(whole).json()["usage"]["completion_tokens"], 100);
-    site.join();
-    assert!(std::net::TcpStream::connect(site.address).is_err(), "nobody listens any more");
+    server.join();
+    assert!(std::net::TcpStream::connect(server.address).is_err(), "nobody listens any more");
 }
 
 #[test]
 fn item_40_a_stream_that_takes_too_long_ends_with_an_error() {
-    let mut plan = Plan::new(endless(1 << 20));
-    plan.settings.drain = Duration::from_millis(200);
-    let mut site = plan.start();
-    let mut open = post(CHAT, chat(json!({"stream": true}))).send(&site);
+    let mut builder = ServerBuilder::new(endless(1 << 20));
+    builder.settings.drain = Duration::from_millis(200);
+    let mut server = builder.start();
+    let mut open = post(CHAT, chat(json!({"stream": true}))).send(&server);
     let mut all = read_until(&mut open, "\"x\"");
-    let whole = post(CHAT, chat(json!({}))).send(&site);
-    wait(|| site.handle.taken() == 2, "both are taken");
-    site.stop();
+    let whole = post(CHAT, chat(json!({}))).send(&server);
+    wait(|| server.handle.taken() == 2, "both are taken");
+    server.stop();
     open.read_to_end(&mut all).unwrap();
     let reply = parse(&all);
     let last: Value = serde_json::from_str(reply.events().last().unwrap()).unwrap();
     assert_eq!(last["error"]["code"], "shutting_down");
     assert!(!reply.text().contains("[DONE]"));
     assert_eq!(read(whole).status, 503);
-    site.join();
+    server.join();
 }
 
 /// An engine that no longer receives commands: it is in a step that does not end.
@@ -312,19 +313,19 @@ fn stuck() -> EngineHandle {
 
 #[test]
 fn item_40_an_engine_that_is_stuck_does_not_keep_the_server() {
-    let mut plan = Plan::new(stuck());
-    plan.settings.drain = Duration::from_millis(200);
-    let mut site = plan.start();
+    let mut builder = ServerBuilder::new(stuck());
+    builder.settings.drain = Duration::from_millis(200);
+    let mut server = builder.start();
     let clients: Vec<_> =
-        [true, false].iter().map(|s| post(CHAT, chat(json!({"stream": s}))).send(&site)).collect();
-    wait(|| site.handle.taken() == 2, "both are taken");
+        [true, false].iter().map(|s| post(CHAT, chat(json!({"stream": s}))).send(&server)).collect();
+    wait(|| server.handle.taken() == 2, "both are taken");
     let begun = Instant::now();
-    site.stop();
+    server.stop();
     for client in clients {
         let reply = read(client);
         assert_eq!((reply.status, reply.error().3.as_deref()), (503, Some("shutting_down")));
     }
-    site.join();
+    server.join();
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
@@ -350,8 +351,8 @@ async fn silence_is_filled_with_comments() {
 
 #[test]
 fn item_39_answers_end_where_the_context_does() {
-    let site = site(&bytes("x"));
-    let reply = post(CHAT, chat(json!({"n": 12, "max_tokens": 1_000_000}))).get(&site).json();
+    let server = start_server(&bytes("x"));
+    let reply = post(CHAT, chat(json!({"n": 12, "max_tokens": 1_000_000}))).get(&server).json();
     let choices = reply["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 12);
     assert!(choices.iter().all(|c| c["finish_reason"] == "length"));
@@ -393,12 +394,12 @@ impl tracing::Subscriber for Log {
 fn item_43_nothing_that_clients_choose_acts_in_the_log() {
     let log = Log::default();
     tracing::subscriber::set_global_default(log.clone()).unwrap();
-    let site = site(&hello());
+    let server = start_server(&hello());
     let bytes = b"GET /\x1b[31m\x07forged HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    let _ = common::client::raw(&site, bytes);
-    ask("GET", "/%1b%0aforged").with("x-request-id", "quoted\"id").get(&site);
-    post(CHAT, chat(json!({"model": "a\u{1b}[2J\nforged"}))).get(&site);
-    ask("GET", &format!("/{}", "x".repeat(10_000))).get(&site);
+    let _ = common::client::raw(&server, bytes);
+    ask("GET", "/%1b%0aforged").with("x-request-id", "quoted\"id").get(&server);
+    post(CHAT, chat(json!({"model": "a\u{1b}[2J\nforged"}))).get(&server);
+    ask("GET", &format!("/{}", "x".repeat(10_000))).get(&server);
     let all = log.0.lock().unwrap().clone();
     assert!(all.contains("/%1b%0aforged") && all.contains(r#"quoted\"id"#), "{all}");
     assert!(all.chars().all(|c| c == '\n' || !c.is_control()), "{all:?}");

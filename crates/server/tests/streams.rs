@@ -5,7 +5,7 @@
 mod common;
 
 use common::client::post;
-use common::{END, Plan, Site, bytes, hello, info, script, site};
+use common::{END, ServerBuilder, TestServer, bytes, hello, info, script, start_server};
 use serde_json::{Value, json};
 use tallow_engine::handle::{Done, Event, Info};
 use tallow_engine::sampler::{Choice, Scored};
@@ -61,9 +61,9 @@ fn streamed_text(chunks: &[Value], index: u64) -> String {
 
 #[test]
 fn a_streamed_chat_byte_by_byte() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let body = chat(json!({"stream": true, "stream_options": {"include_usage": true}}));
-    let reply = post(CHAT, body).get(&site);
+    let reply = post(CHAT, body).get(&server);
     assert_eq!(reply.status, 200);
     assert_eq!(reply.header("content-type"), Some("text/event-stream"));
     insta::assert_snapshot!(normal(&reply.text()), @r#"
@@ -85,7 +85,7 @@ fn a_streamed_chat_byte_by_byte() {
 
 #[test]
 fn a_streamed_completion_byte_by_byte() {
-    let reply = post(TEXT, text(json!({"stream": true}))).get(&site(&hello()));
+    let reply = post(TEXT, text(json!({"stream": true}))).get(&start_server(&hello()));
     insta::assert_snapshot!(normal(&reply.text()), @r#"
     data: {"id":"ID","object":"text_completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"text":"Hello","logprobs":null,"finish_reason":null}]}
 
@@ -101,21 +101,21 @@ fn a_streamed_completion_byte_by_byte() {
 
 #[test]
 fn whole_bodies_byte_by_byte() {
-    let site = site(&hello());
-    let reply = post(CHAT, chat(json!({}))).get(&site);
+    let server = start_server(&hello());
+    let reply = post(CHAT, chat(json!({}))).get(&server);
     assert_eq!(reply.header("content-type"), Some("application/json"));
     insta::assert_snapshot!(normal(&reply.text()), @r#"{"id":"ID","object":"chat.completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"message":{"role":"assistant","content":"Hello world!!","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":21,"completion_tokens":4,"total_tokens":25,"prompt_tokens_details":{"cached_tokens":0}},"timings":"TIMINGS"}"#);
-    let reply = post(TEXT, text(json!({}))).get(&site);
+    let reply = post(TEXT, text(json!({}))).get(&server);
     insta::assert_snapshot!(normal(&reply.text()), @r#"{"id":"ID","object":"text_completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"text":"Hello world!!","logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":0}},"timings":"TIMINGS"}"#);
 }
 
 #[test]
 fn timings_are_there_and_are_numbers() {
-    let site = site(&hello());
-    let streamed = post(CHAT, chat(json!({"stream": true}))).get(&site).chunks();
+    let server = start_server(&hello());
+    let streamed = post(CHAT, chat(json!({"stream": true}))).get(&server).chunks();
     let (last, rest) = streamed.split_last().unwrap();
     assert!(rest.iter().all(|chunk| chunk.get("timings").is_none() && chunk.get("usage").is_none()));
-    let whole = post(CHAT, chat(json!({}))).get(&site).json();
+    let whole = post(CHAT, chat(json!({}))).get(&server).json();
     for timings in [&last["timings"], &whole["timings"]] {
         let names = ["queue_ms", "prompt_ms", "predicted_ms", "prompt_per_second", "predicted_per_second"];
         assert!(names.iter().all(|name| timings[name].is_f64()), "{timings}");
@@ -132,16 +132,16 @@ fn streamed_and_whole_texts_are_the_same() {
     reply.extend([256, 262, 257, 258]);
     reply.extend(bytes("STO and more"));
     reply.push(END);
-    let site = site(&reply);
+    let server = start_server(&reply);
     for (path, body) in [(CHAT, chat as fn(Value) -> Value), (TEXT, text)] {
         let more = json!({"max_tokens": 200, "stop": ["STOP", "more and"]});
-        let whole = post(path, body(more.clone())).get(&site).json();
+        let whole = post(path, body(more.clone())).get(&server).json();
         let choice = &whole["choices"][0];
         let expected = choice["message"]["content"].as_str().or(choice["text"].as_str()).unwrap();
         assert_eq!(expected, "Grüße, 世界 🦀! Hello world!!STO and more");
         let mut more = more;
         more["stream"] = true.into();
-        let chunks = post(path, body(more)).get(&site).chunks();
+        let chunks = post(path, body(more)).get(&server).chunks();
         assert_eq!(streamed_text(&chunks, 0), expected);
         let reasons = chunks.iter().filter(|c| c["choices"][0]["finish_reason"].is_string());
         assert_eq!(reasons.count(), 1);
@@ -153,7 +153,7 @@ fn streamed_and_whole_texts_are_the_same() {
 fn no_part_of_a_stop_is_ever_shown() {
     let mut reply = bytes("one two three");
     reply.push(END);
-    let site = site(&reply);
+    let server = start_server(&reply);
     for (stop, left, reason) in [
         (json!("two"), "one ", "stop"),
         (json!(["three", "e t"]), "on", "stop"),
@@ -162,38 +162,38 @@ fn no_part_of_a_stop_is_ever_shown() {
         (json!(" two threee"), "one two three", "stop"),
     ] {
         let more = json!({"stop": stop, "logprobs": true, "stream": true});
-        let chunks = post(CHAT, chat(more)).get(&site).chunks();
+        let chunks = post(CHAT, chat(more)).get(&server).chunks();
         assert_eq!(streamed_text(&chunks, 0), left, "{stop}");
         assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], reason);
         let tokens =
             chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).flatten();
         let spoken: String = tokens.map(|token| token["token"].as_str().unwrap()).collect();
         assert_eq!(spoken, left, "tokens of the stop are not told either");
-        let whole = post(CHAT, chat(json!({"stop": stop}))).get(&site).json();
+        let whole = post(CHAT, chat(json!({"stop": stop}))).get(&server).json();
         assert_eq!(whole["choices"][0]["message"]["content"], left);
     }
-    let whole = post(CHAT, chat(json!({"max_tokens": 5}))).get(&site).json();
+    let whole = post(CHAT, chat(json!({"max_tokens": 5}))).get(&server).json();
     assert_eq!(whole["choices"][0]["message"]["content"], "one t");
     assert_eq!(whole["choices"][0]["finish_reason"], "length");
     // Text held back for a stop string that was never completed is not lost.
-    let whole = post(CHAT, chat(json!({"max_tokens": 5, "stop": "two"}))).get(&site).json();
+    let whole = post(CHAT, chat(json!({"max_tokens": 5, "stop": "two"}))).get(&server).json();
     assert_eq!(whole["choices"][0]["message"]["content"], "one t");
 }
 
 #[test]
 fn several_choices_come_in_one_answer() {
-    let site = site(&hello());
-    let reply = post(CHAT, chat(json!({"n": 2}))).get(&site).json();
+    let server = start_server(&hello());
+    let reply = post(CHAT, chat(json!({"n": 2}))).get(&server).json();
     let choices = reply["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 2);
     for (i, choice) in choices.iter().enumerate() {
         assert_eq!((&choice["index"], &choice["message"]["content"]), (&json!(i), &json!("Hello world!!")));
     }
     // The prompt counts once, each answer separately.
-    let one = post(CHAT, chat(json!({}))).get(&site).json();
+    let one = post(CHAT, chat(json!({}))).get(&server).json();
     assert_eq!(reply["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
     assert_eq!(reply["usage"]["completion_tokens"], 8);
-    let chunks = post(CHAT, chat(json!({"n": 3, "stream": true}))).get(&site).chunks();
+    let chunks = post(CHAT, chat(json!({"n": 3, "stream": true}))).get(&server).chunks();
     for i in 0..3 {
         assert_eq!(streamed_text(&chunks, i), "Hello world!!");
         let of = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == i).collect::<Vec<_>>();
@@ -201,44 +201,44 @@ fn several_choices_come_in_one_answer() {
         assert_eq!(of.last().unwrap()["choices"][0]["finish_reason"], "stop");
         assert_eq!(of.iter().filter(|c| c["choices"][0]["finish_reason"].is_string()).count(), 1);
     }
-    let reply = post(TEXT, text(json!({"n": 2, "prompt": ["a", "bc"], "echo": true}))).get(&site).json();
+    let reply = post(TEXT, text(json!({"n": 2, "prompt": ["a", "bc"], "echo": true}))).get(&server).json();
     let texts: Vec<_> = reply["choices"].as_array().unwrap().iter().map(|c| c["text"].clone()).collect();
     assert_eq!(texts, ["aHello world!!", "aHello world!!", "bcHello world!!", "bcHello world!!"]);
     // Including each prompt's BOS.
     assert_eq!(reply["usage"]["prompt_tokens"], 2 + 3);
-    site.wait_free();
+    server.wait_free();
 }
 
 #[test]
 fn log_probabilities_of_a_chat() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     let more = json!({"logprobs": true, "top_logprobs": 2});
-    let reply = post(CHAT, chat(more.clone())).get(&site).json();
+    let reply = post(CHAT, chat(more.clone())).get(&server).json();
     let logprobs = &reply["choices"][0]["logprobs"];
     insta::assert_snapshot!(logprobs.to_string(), @r#"{"content":[{"token":"Hello","logprob":-0.5,"bytes":[72,101,108,108,111],"top_logprobs":[{"token":"Hello","logprob":-0.5,"bytes":[72,101,108,108,111]},{"token":" world","logprob":-1.5,"bytes":[32,119,111,114,108,100]}]},{"token":" world","logprob":-0.5,"bytes":[32,119,111,114,108,100],"top_logprobs":[{"token":" world","logprob":-0.5,"bytes":[32,119,111,114,108,100]},{"token":"!!","logprob":-1.5,"bytes":[33,33]}]},{"token":"!!","logprob":-0.5,"bytes":[33,33],"top_logprobs":[{"token":"!!","logprob":-0.5,"bytes":[33,33]},{"token":" How","logprob":-1.5,"bytes":[32,72,111,119]}]}],"refusal":null}"#);
     let mut more = more;
     more["stream"] = true.into();
-    let chunks = post(CHAT, chat(more)).get(&site).chunks();
+    let chunks = post(CHAT, chat(more)).get(&server).chunks();
     let streamed = chunks.iter().filter_map(|c| c["choices"][0]["logprobs"]["content"].as_array()).flatten();
     assert_eq!(json!(streamed.collect::<Vec<_>>()), logprobs["content"]);
-    let reply = post(CHAT, chat(json!({"logprobs": true}))).get(&site).json();
+    let reply = post(CHAT, chat(json!({"logprobs": true}))).get(&server).json();
     assert_eq!(reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"], json!([]));
-    let reply = post(CHAT, chat(json!({}))).get(&site).json();
+    let reply = post(CHAT, chat(json!({}))).get(&server).json();
     assert_eq!(reply["choices"][0]["logprobs"], Value::Null);
 }
 
 #[test]
 fn log_probabilities_of_a_completion() {
-    let site = site(&hello());
-    let reply = post(TEXT, text(json!({"logprobs": 1}))).get(&site).json();
+    let server = start_server(&hello());
+    let reply = post(TEXT, text(json!({"logprobs": 1}))).get(&server).json();
     insta::assert_snapshot!(reply["choices"][0]["logprobs"].to_string(), @r#"{"tokens":["Hello"," world","!!"],"token_logprobs":[-0.5,-0.5,-0.5],"top_logprobs":[{"Hello":-0.5},{" world":-0.5},{"!!":-0.5}],"text_offset":[0,5,11]}"#);
-    let reply = post(TEXT, text(json!({"logprobs": 0}))).get(&site).json();
+    let reply = post(TEXT, text(json!({"logprobs": 0}))).get(&server).json();
     assert_eq!(reply["choices"][0]["logprobs"]["top_logprobs"][0], json!({"Hello": -0.5}));
 }
 
 #[test]
 fn prompts_are_texts_tokens_or_lists_of_either() {
-    let site = site(&hello());
+    let server = start_server(&hello());
     for (prompt, tokens, echoed) in [
         (json!("ab"), 3, vec!["ab"]),
         // Literal special tokens are parsed, and BOS is added only once.
@@ -248,13 +248,13 @@ fn prompts_are_texts_tokens_or_lists_of_either() {
         (json!([[97], [98, 99]]), 3, vec!["a", "bc"]),
     ] {
         let reply =
-            post(TEXT, text(json!({"prompt": prompt, "echo": true, "max_tokens": 1}))).get(&site).json();
+            post(TEXT, text(json!({"prompt": prompt, "echo": true, "max_tokens": 1}))).get(&server).json();
         assert_eq!(reply["usage"]["prompt_tokens"], tokens, "{prompt}");
         let texts: Vec<_> =
             reply["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap()).collect();
         assert_eq!(texts, echoed.iter().map(|t| format!("{t}Hello")).collect::<Vec<_>>());
     }
-    let reply = post(TEXT, text(json!({"echo": true, "max_tokens": 0}))).get(&site).json();
+    let reply = post(TEXT, text(json!({"echo": true, "max_tokens": 0}))).get(&server).json();
     assert_eq!(
         (&reply["choices"][0]["text"], &reply["usage"]["completion_tokens"]),
         (&json!("Hi"), &json!(0))
@@ -265,25 +265,25 @@ fn prompts_are_texts_tokens_or_lists_of_either() {
 #[test]
 fn lengths_where_a_request_does_not_say() {
     let endless = bytes("x");
-    let count = |site: &Site, path, body: &Value| {
-        post(path, body).get(site).json()["usage"]["completion_tokens"].as_u64().unwrap() as usize
+    let count = |server: &TestServer, path, body: &Value| {
+        post(path, body).get(server).json()["usage"]["completion_tokens"].as_u64().unwrap() as usize
     };
-    let site = site(&endless);
-    let said = json!({"messages": [{"role": "user", "content": "Hi"}]});
-    let prompt = post(CHAT, chat(json!({}))).get(&site).json()["usage"]["prompt_tokens"].as_u64().unwrap();
-    assert_eq!(count(&site, CHAT, &said), 256 - prompt as usize, "a chat may fill the context");
-    assert_eq!(count(&site, TEXT, &json!({"prompt": "Hi"})), 16, "a completion has 16 tokens");
-    let mut plan = Plan::new(sim::start(info(), script(&endless)));
-    plan.max_tokens = Some(7);
-    let site = plan.start();
-    assert_eq!(count(&site, CHAT, &said), 7);
-    assert_eq!(count(&site, TEXT, &json!({"prompt": "Hi"})), 7);
-    assert_eq!(count(&site, CHAT, &chat(json!({"max_tokens": 3}))), 3);
+    let server = start_server(&endless);
+    let messages = json!({"messages": [{"role": "user", "content": "Hi"}]});
+    let prompt = post(CHAT, chat(json!({}))).get(&server).json()["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(count(&server, CHAT, &messages), 256 - prompt as usize, "a chat may fill the context");
+    assert_eq!(count(&server, TEXT, &json!({"prompt": "Hi"})), 16, "a completion has 16 tokens");
+    let mut builder = ServerBuilder::new(sim::start(info(), script(&endless)));
+    builder.max_tokens = Some(7);
+    let server = builder.start();
+    assert_eq!(count(&server, CHAT, &messages), 7);
+    assert_eq!(count(&server, TEXT, &json!({"prompt": "Hi"})), 7);
+    assert_eq!(count(&server, CHAT, &chat(json!({"max_tokens": 3}))), 3);
     // It caps every answer, and a request for more ends with `length`.
     for (path, body) in
         [(CHAT, chat(json!({"max_tokens": 50}))), (TEXT, json!({"prompt": "Hi", "max_tokens": 50}))]
     {
-        let reply = post(path, &body).get(&site).json();
+        let reply = post(path, &body).get(&server).json();
         let (tokens, finish) = (&reply["usage"]["completion_tokens"], &reply["choices"][0]["finish_reason"]);
         assert_eq!((tokens, finish), (&json!(7), &json!("length")));
     }
@@ -291,43 +291,43 @@ fn lengths_where_a_request_does_not_say() {
 
 #[test]
 fn a_stream_says_how_far_its_prompt_is() {
-    let handle = common::puppet(info(), |request| {
+    let handle = common::scripted_engine(info(), |request| {
         let step = |computed| Event::Prefill { computed, cached: 16, total: 40 };
-        let said = if request.progress { vec![step(24), step(40)] } else { Vec::new() };
+        let progress = if request.progress { vec![step(24), step(40)] } else { Vec::new() };
         let done = Done { cached_tokens: 16, new_tokens: 0, ..common::done(request.prompt.len()) };
-        std::iter::once(Event::Started { cached: 16 }).chain(said).chain([Event::Done(done)]).collect()
+        std::iter::once(Event::Started { cached: 16 }).chain(progress).chain([Event::Done(done)]).collect()
     });
-    let site = Plan::new(handle).start();
+    let server = ServerBuilder::new(handle).start();
     for (path, body) in [(CHAT, chat(json!({}))), (TEXT, json!({"prompt": "Hi"}))] {
-        let asked = |wanted: bool| {
+        let request = |wanted: bool| {
             let mut body = body.clone();
             body["stream"] = true.into();
             body["return_progress"] = wanted.into();
-            post(path, body).get(&site).chunks()
+            post(path, body).get(&server).chunks()
         };
-        let chunks = asked(true);
-        let told: Vec<_> = chunks.iter().filter(|chunk| chunk.get("prompt_progress").is_some()).collect();
-        let processed: Vec<_> = told.iter().map(|chunk| &chunk["prompt_progress"]["processed"]).collect();
+        let chunks = request(true);
+        let reported: Vec<_> = chunks.iter().filter(|chunk| chunk.get("prompt_progress").is_some()).collect();
+        let processed: Vec<_> = reported.iter().map(|chunk| &chunk["prompt_progress"]["processed"]).collect();
         assert_eq!(processed, [&json!(24), &json!(40)]);
-        let first = &told[0]["prompt_progress"];
+        let first = &reported[0]["prompt_progress"];
         assert_eq!((&first["total"], &first["cache"]), (&json!(40), &json!(16)));
-        assert!(first["time_ms"].is_u64() && told[0]["choices"][0]["finish_reason"].is_null());
-        assert!(asked(false).iter().all(|chunk| chunk.get("prompt_progress").is_none()));
+        assert!(first["time_ms"].is_u64() && reported[0]["choices"][0]["finish_reason"].is_null());
+        assert!(request(false).iter().all(|chunk| chunk.get("prompt_progress").is_none()));
         let mut whole = body.clone();
         whole["return_progress"] = true.into();
-        assert_eq!(post(path, whole).get(&site).param().as_deref(), Some("return_progress"));
+        assert_eq!(post(path, whole).get(&server).param().as_deref(), Some("return_progress"));
     }
 }
 
 #[test]
 fn tokens_from_the_cache_are_reported() {
-    let handle = common::puppet(info(), |request| {
+    let handle = common::scripted_engine(info(), |request| {
         let n = request.prompt.len();
         let done = Done { cached_tokens: 16, new_tokens: 3, ..common::done(n) };
         vec![Event::Started { cached: 16 }, Event::Done(done)]
     });
-    let site = Plan::new(handle).start();
-    let reply = post(CHAT, chat(json!({"n": 2}))).get(&site).json();
+    let server = ServerBuilder::new(handle).start();
+    let reply = post(CHAT, chat(json!({"n": 2}))).get(&server).json();
     assert_eq!(
         reply["usage"],
         json!({"prompt_tokens": 21, "completion_tokens": 6, "total_tokens": 27,
@@ -335,7 +335,7 @@ fn tokens_from_the_cache_are_reported() {
     );
     assert_eq!((&reply["timings"]["cache_n"], &reply["timings"]["prompt_n"]), (&json!(32), &json!(10)));
     let more = json!({"stream": true, "stream_options": {"include_usage": true}});
-    let chunks = post(CHAT, chat(more)).get(&site).chunks();
+    let chunks = post(CHAT, chat(more)).get(&server).chunks();
     let last = chunks.last().unwrap();
     assert_eq!(
         (&last["choices"], &last["usage"]["prompt_tokens_details"]["cached_tokens"]),
@@ -345,13 +345,13 @@ fn tokens_from_the_cache_are_reported() {
 }
 
 /// An engine that scores prompts in chunks and then generates one token.
-fn scorer() -> Site {
+fn scorer() -> TestServer {
     let scored = |token: u32, logprob: f32| Choice {
         token,
         logprob: Some(logprob),
         top: vec![Scored { token: 98, logprob: f32::NEG_INFINITY }],
     };
-    let handle = common::puppet(info(), move |request| {
+    let handle = common::scripted_engine(info(), move |request| {
         assert!(request.score_prompt);
         let mut events = vec![Event::Started { cached: 0 }];
         events.extend(request.prompt[1..].iter().map(|token| Event::Prompt(vec![scored(*token, -1.0)])));
@@ -361,33 +361,33 @@ fn scorer() -> Site {
         events.push(Event::Done(common::done(request.prompt.len())));
         events
     });
-    Plan::new(handle).start()
+    ServerBuilder::new(handle).start()
 }
 
 #[test]
 fn prompts_are_scored() {
-    let site = scorer();
+    let server = scorer();
     let more = json!({"prompt": "aé", "echo": true, "logprobs": 1, "max_tokens": 0});
-    let reply = post(TEXT, text(more)).get(&site).json();
+    let reply = post(TEXT, text(more)).get(&server).json();
     assert_eq!(reply["choices"][0]["text"], "aé");
     insta::assert_snapshot!(reply["choices"][0]["logprobs"].to_string(), @r#"{"tokens":["<s>","a","�","�"],"token_logprobs":[null,-1.0,-1.0,-1.0],"top_logprobs":[null,{"a":-1.0,"b":-9999.0},{"b":-9999.0,"�":-1.0},{"b":-9999.0,"�":-1.0}],"text_offset":[0,0,1,1]}"#);
     let more = json!({"prompt": "aé", "echo": true, "logprobs": 1, "max_tokens": 1});
-    let whole = post(TEXT, text(more.clone())).get(&site).json();
+    let whole = post(TEXT, text(more.clone())).get(&server).json();
     assert_eq!(whole["choices"][0]["text"], "aé!!");
     assert_eq!(whole["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len(), 5);
     let mut more = more;
     more["stream"] = true.into();
-    let chunks = post(TEXT, text(more)).get(&site).chunks();
+    let chunks = post(TEXT, text(more)).get(&server).chunks();
     assert_eq!(streamed_text(&chunks, 0), "aé!!");
     for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         let streamed = chunks.iter().filter_map(|c| c["choices"][0]["logprobs"][name].as_array()).flatten();
         assert_eq!(json!(streamed.collect::<Vec<_>>()), whole["choices"][0]["logprobs"][name]);
     }
     let more = json!({"prompt": "<s>a", "echo": true, "logprobs": 0, "max_tokens": 0});
-    let begun = post(TEXT, text(more)).get(&site).json();
+    let begun = post(TEXT, text(more)).get(&server).json();
     assert_eq!(begun["choices"][0]["logprobs"]["text_offset"], json!([0, 3]), "here the text has it");
     let one = post(TEXT, text(json!({"prompt": [97], "echo": true, "logprobs": 0, "max_tokens": 0})));
-    assert_eq!(one.get(&site).json()["choices"][0]["logprobs"]["tokens"], json!(["a"]));
+    assert_eq!(one.get(&server).json()["choices"][0]["logprobs"]["tokens"], json!(["a"]));
 }
 
 /// The tokens of [`spaced`].
@@ -428,9 +428,10 @@ fn spaced_info() -> Info {
 
 #[test]
 fn the_space_between_a_prompt_and_its_answer_is_kept() {
-    let site = Plan::new(sim::start(spaced_info(), script(&[ONCE[1], ONCE[2], 7, ONCE[3], 2]))).start();
+    let server =
+        ServerBuilder::new(sim::start(spaced_info(), script(&[ONCE[1], ONCE[2], 7, ONCE[3], 2]))).start();
     let answers = |more: Value| {
-        let reply = post(TEXT, text(more)).get(&site).json();
+        let reply = post(TEXT, text(more)).get(&server).json();
         let texts =
             reply["choices"].as_array().unwrap().iter().map(|c| c["text"].as_str().unwrap().to_owned());
         texts.collect::<Vec<_>>()
@@ -441,20 +442,20 @@ fn the_space_between_a_prompt_and_its_answer_is_kept() {
     assert_eq!(answers(json!({"prompt": "Once", "stop": [" a"]})), [" upon"]);
     // No visible token precedes it here.
     assert_eq!(answers(json!({"prompt": [1]})), ["upon a\n time"]);
-    let chunks = post(TEXT, text(json!({"prompt": "Once", "stream": true}))).get(&site).chunks();
+    let chunks = post(TEXT, text(json!({"prompt": "Once", "stream": true}))).get(&server).chunks();
     assert_eq!(streamed_text(&chunks, 0), " upon a\n time");
-    let reply = post(TEXT, text(json!({"prompt": "Once", "logprobs": 0}))).get(&site).json();
+    let reply = post(TEXT, text(json!({"prompt": "Once", "logprobs": 0}))).get(&server).json();
     let logprobs = &reply["choices"][0]["logprobs"];
     assert_eq!(logprobs["tokens"], json!([" upon", " a", "\n", " time"]));
     assert_eq!(logprobs["text_offset"], json!([0, 5, 7, 8]));
-    let reply = post(CHAT, chat(json!({}))).get(&site).json();
+    let reply = post(CHAT, chat(json!({}))).get(&server).json();
     assert_eq!(reply["choices"][0]["message"]["content"], " upon a\n time", "a chat's prompt has text too");
 }
 
 #[test]
 fn offsets_are_those_of_the_text_where_a_first_space_is_not_shown() {
     let scored = |token: u32| Choice { token, logprob: Some(-1.0), top: Vec::new() };
-    let handle = common::puppet(spaced_info(), move |request| {
+    let handle = common::scripted_engine(spaced_info(), move |request| {
         let mut events = vec![Event::Started { cached: 0 }];
         events.extend(request.prompt[1..].iter().map(|token| Event::Prompt(vec![scored(*token)])));
         events.push(Event::Piece { text: " a".into(), choice: scored(ONCE[2]) });
@@ -462,9 +463,9 @@ fn offsets_are_those_of_the_text_where_a_first_space_is_not_shown() {
         events.push(Event::Done(common::done(request.prompt.len())));
         events
     });
-    let site = Plan::new(handle).start();
+    let server = ServerBuilder::new(handle).start();
     let more = json!({"prompt": "Once upon", "echo": true, "logprobs": 0});
-    let choice = &post(TEXT, text(more)).get(&site).json()["choices"][0];
+    let choice = &post(TEXT, text(more)).get(&server).json()["choices"][0];
     assert_eq!(choice["text"], "Once upon a time");
     assert_eq!(choice["logprobs"]["tokens"], json!(["<s>", " Once", " upon", " a", " time"]));
     assert_eq!(choice["logprobs"]["text_offset"], json!([0, 0, 4, 9, 11]));

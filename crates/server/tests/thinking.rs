@@ -8,7 +8,7 @@ use std::path::Path;
 
 use common::bodies::{CHAT, TEXT, chat, refused, taken, text};
 use common::client::post;
-use common::{END, Plan, Site, bytes, info, recorder, script, tokenizer};
+use common::{END, ServerBuilder, TestServer, bytes, info, recording_engine, script, tokenizer};
 use serde_json::{Value, json};
 use tallow_engine::sim;
 use tallow_text::template::ChatTemplates;
@@ -28,9 +28,10 @@ fn templates(source: &str) -> Option<ChatTemplates> {
 }
 
 /// A model with this template that answers with this text.
-fn model(template: &str, answer: &str) -> Site {
+fn model(template: &str, answer: &str) -> TestServer {
     let reply: Vec<u32> = bytes(answer).into_iter().chain([END]).collect();
-    Plan { templates: templates(template), ..Plan::new(sim::start(info(), script(&reply))) }.start()
+    ServerBuilder { templates: templates(template), ..ServerBuilder::new(sim::start(info(), script(&reply))) }
+        .start()
 }
 
 fn long(more: Value) -> Value {
@@ -38,14 +39,14 @@ fn long(more: Value) -> Value {
 }
 
 /// Reasoning and text of an answer, which must be the same whole and streamed.
-fn answered(site: &Site, more: &Value) -> (Option<String>, String) {
-    let whole = post(CHAT, long(more.clone())).get(site).json();
+fn answered(server: &TestServer, more: &Value) -> (Option<String>, String) {
+    let whole = post(CHAT, long(more.clone())).get(server).json();
     let message = &whole["choices"][0]["message"];
     let reasoning = message.get("reasoning_content").map(|text| text.as_str().unwrap().to_owned());
     let content = message["content"].as_str().unwrap().to_owned();
     let mut body = long(more.clone());
     body["stream"] = true.into();
-    let chunks = post(CHAT, body).get(site).chunks();
+    let chunks = post(CHAT, body).get(server).chunks();
     let all = |name: &str| -> String {
         chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][name].as_str()).collect()
     };
@@ -80,8 +81,8 @@ fn reasoning_has_a_field_of_its_own() {
 
 #[test]
 fn tokens_of_reasoning_are_counted() {
-    let site = model(SWITCHED, "<think>ab</think>cd");
-    let usage = post(CHAT, long(json!({}))).get(&site).json()["usage"].clone();
+    let server = model(SWITCHED, "<think>ab</think>cd");
+    let usage = post(CHAT, long(json!({}))).get(&server).json()["usage"].clone();
     // One token per byte: markers count as the reasoning they delimit, and the first one is only recognised at its end.
     assert_eq!(usage["completion_tokens_details"], json!({"reasoning_tokens": 1 + 2 + 8}));
     let plain = post(CHAT, long(json!({}))).get(&model(PLAIN, "ab")).json();
@@ -91,25 +92,25 @@ fn tokens_of_reasoning_are_counted() {
 #[test]
 fn reasoning_can_be_left_out_or_left_in() {
     let answer = "<think>I see.</think>Yes.";
-    let site = model(SWITCHED, answer);
+    let server = model(SWITCHED, answer);
     for more in [
         json!({"reasoning_format": "hidden"}),
         json!({"include_reasoning": false}),
         json!({"reasoning": {"exclude": true}}),
     ] {
-        assert_eq!(answered(&site, &more), (None, "Yes.".into()), "{more}");
+        assert_eq!(answered(&server, &more), (None, "Yes.".into()), "{more}");
     }
     for more in [json!({"reasoning_format": "none"}), json!({"separate_reasoning": false})] {
-        assert_eq!(answered(&site, &more), (None, answer.into()), "{more}");
+        assert_eq!(answered(&server, &more), (None, answer.into()), "{more}");
     }
-    refused(&site, CHAT, &chat(json!({"reasoning_format": "loud"})), "reasoning_format");
+    refused(&server, CHAT, &chat(json!({"reasoning_format": "loud"})), "reasoning_format");
 }
 
 #[test]
 fn logprobs_are_of_all_tokens() {
-    let site = model(SWITCHED, "<think>ab</think>cd");
+    let server = model(SWITCHED, "<think>ab</think>cd");
     let more = json!({"logprobs": true});
-    let whole = post(CHAT, long(more)).get(&site).json();
+    let whole = post(CHAT, long(more)).get(&server).json();
     let tokens = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
     let text: String = tokens.iter().map(|token| token["token"].as_str().unwrap()).collect();
     assert_eq!(text, "<think>ab</think>cd");
@@ -117,9 +118,9 @@ fn logprobs_are_of_all_tokens() {
 
 /// The prompt built from a body.
 fn prompt(template: &str, more: Value) -> String {
-    let (handle, requests) = recorder(info());
-    let site = Plan { templates: templates(template), ..Plan::new(handle) }.start();
-    taken(&site, CHAT, &chat(more));
+    let (handle, requests) = recording_engine(info());
+    let server = ServerBuilder { templates: templates(template), ..ServerBuilder::new(handle) }.start();
+    taken(&server, CHAT, &chat(more));
     tokenizer().decode(&requests.recv().unwrap().prompt, Shown::Text)
 }
 
@@ -162,7 +163,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     let (switched, channels) = (model(SWITCHED, "x"), model(CHANNELS, "x"));
     let (opened, plain) = (model(OPENED, "x"), model(PLAIN, "x"));
     let mut all = String::new();
-    for (site, more, param) in [
+    for (server, more, param) in [
         (&channels, json!({"reasoning_effort": "none"}), "reasoning_effort"),
         (&channels, json!({"think": false}), "think"),
         (&opened, json!({"reasoning_effort": "low"}), "reasoning_effort"),
@@ -179,7 +180,7 @@ fn what_cannot_be_honoured_is_refused_by_name() {
             "reasoning_effort",
         ),
     ] {
-        all += &(refused(site, CHAT, &chat(more), param) + "\n");
+        all += &(refused(server, CHAT, &chat(more), param) + "\n");
     }
     insta::assert_snapshot!(all, @r#"
     reasoning_effort cannot be honoured: this model always thinks; the least it takes is low; leave it out
@@ -202,9 +203,9 @@ fn what_cannot_be_honoured_is_refused_by_name() {
 #[test]
 fn marks_that_are_special_tokens_are_read_all_the_same() {
     // The tokenizer hides <|im_start|> and <|im_end|>; as thinking markers they are shown.
-    let (handle, requests) = recorder(info());
-    let site = Plan { templates: templates(CHANNELS), ..Plan::new(handle) }.start();
-    taken(&site, CHAT, &chat(json!({})));
+    let (handle, requests) = recording_engine(info());
+    let server = ServerBuilder { templates: templates(CHANNELS), ..ServerBuilder::new(handle) }.start();
+    taken(&server, CHAT, &chat(json!({})));
     assert!(requests.recv().unwrap().shown.is_empty(), "it has none of those tokens");
     let mut stream = tokenizer().stream(Shown::Text).showing(vec![END]);
     assert_eq!(stream.push(common::START), None);

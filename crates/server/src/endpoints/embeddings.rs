@@ -116,7 +116,7 @@ pub(crate) async fn encode(
     server: &Arc<Server<ServedEncoder>>,
     inputs: Vec<Item>,
 ) -> Result<Vec<Vec<f32>>, ApiError> {
-    let (_open, begun) = (ActiveRequest::new(server), Instant::now());
+    let (_active, begun) = (ActiveRequest::new(server), Instant::now());
     let handle = &server.model.handle;
     Notes::current().note(|noted| {
         noted.model = handle.info().names.first().cloned();

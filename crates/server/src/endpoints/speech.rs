@@ -74,7 +74,7 @@ async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -
     })?;
     let mut bytes = body::read(body, &ctx, MAX_BYTES).await?;
     ctx.claim.grow(DECODING).await?;
-    let (_open, begun) = (ActiveRequest::new(&server), Instant::now());
+    let (_active, begun) = (ActiveRequest::new(&server), Instant::now());
     Notes::current().note(|noted| noted.model = server.model.names.first().cloned());
     let mut tracked = TrackedRequest::new(server.metrics.clone());
     let cancelled = Arc::new(AtomicBool::new(false));

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::Site;
+use super::TestServer;
 use super::client::post;
 
 pub const CHAT: &str = "/v1/chat/completions";
@@ -23,8 +23,8 @@ pub fn text(more: Value) -> Value {
 }
 
 /// The body is refused with an error that names the field.
-pub fn refused(site: &Site, path: &str, body: &Value, param: &str) -> String {
-    let reply = post(path, body).get(site);
+pub fn refused(server: &TestServer, path: &str, body: &Value, param: &str) -> String {
+    let reply = post(path, body).get(server);
     assert_eq!(reply.status, 400, "{body} {}", reply.text());
     let (message, kind, named, _) = reply.error();
     assert_eq!(
@@ -36,12 +36,12 @@ pub fn refused(site: &Site, path: &str, body: &Value, param: &str) -> String {
 }
 
 /// Both the chat and the text endpoint refuse this.
-pub fn both_refuse(site: &Site, more: Value, param: &str) -> String {
-    refused(site, TEXT, &text(more.clone()), param);
-    refused(site, CHAT, &chat(more), param)
+pub fn both_refuse(server: &TestServer, more: Value, param: &str) -> String {
+    refused(server, TEXT, &text(more.clone()), param);
+    refused(server, CHAT, &chat(more), param)
 }
 
-pub fn taken(site: &Site, path: &str, body: &Value) {
-    let reply = post(path, body).get(site);
+pub fn taken(server: &TestServer, path: &str, body: &Value) {
+    let reply = post(path, body).get(server);
     assert_eq!(reply.status, 200, "{body} {}", reply.text());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::At;
+use super::HasAddress;
 
 /// A server's answer.
 #[derive(Debug)]
@@ -64,31 +64,31 @@ impl Reply {
 }
 
 /// A request before it is sent.
-pub struct Asked {
+pub struct RequestBuilder {
     method: String,
     path: String,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
 }
 
-pub fn ask(method: &str, path: &str) -> Asked {
+pub fn ask(method: &str, path: &str) -> RequestBuilder {
     let headers = vec![("host".to_owned(), "localhost".to_owned())];
-    Asked { method: method.into(), path: path.into(), headers, body: Vec::new() }
+    RequestBuilder { method: method.into(), path: path.into(), headers, body: Vec::new() }
 }
 
-pub fn post(path: &str, body: impl ToString) -> Asked {
+pub fn post(path: &str, body: impl ToString) -> RequestBuilder {
     ask("POST", path).with("content-type", "application/json").body(body.to_string())
 }
 
-impl Asked {
+impl RequestBuilder {
     /// Sets a header, replacing any of that name.
-    pub fn with(mut self, name: &str, value: &str) -> Asked {
+    pub fn with(mut self, name: &str, value: &str) -> RequestBuilder {
         self.headers.retain(|(known, _)| known != name);
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    pub fn body(mut self, body: impl Into<Vec<u8>>) -> Asked {
+    pub fn body(mut self, body: impl Into<Vec<u8>>) -> RequestBuilder {
         self.body = body.into();
         self
     }
@@ -103,27 +103,27 @@ impl Asked {
     }
 
     /// Sends it, and returns the connection for the answer.
-    pub fn send(&self, site: &impl At) -> TcpStream {
-        let mut stream = connect(site);
+    pub fn send(&self, server: &impl HasAddress) -> TcpStream {
+        let mut stream = connect(server);
         stream.write_all(&self.bytes()).unwrap();
         stream
     }
 
     /// Sends it, and waits for the whole answer.
-    pub fn get(self, site: &impl At) -> Reply {
-        read(self.with("connection", "close").send(site))
+    pub fn get(self, server: &impl HasAddress) -> Reply {
+        read(self.with("connection", "close").send(server))
     }
 }
 
-pub fn connect(site: &impl At) -> TcpStream {
-    let stream = TcpStream::connect(site.address()).unwrap();
+pub fn connect(server: &impl HasAddress) -> TcpStream {
+    let stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream
 }
 
 /// Sends raw bytes, and waits for the answer.
-pub fn raw(site: &impl At, bytes: &[u8]) -> Reply {
-    let mut stream = connect(site);
+pub fn raw(server: &impl HasAddress, bytes: &[u8]) -> Reply {
+    let mut stream = connect(server);
     // A server that refuses early may not read all of it.
     let _ = stream.write_all(bytes);
     read(stream)

@@ -113,7 +113,7 @@ pub fn script(reply: &[u32]) -> Script {
 }
 
 /// An engine that answers each request with the events that `say` returns.
-pub fn puppet(info: Info, say: impl Fn(&Request) -> Vec<Event> + Send + 'static) -> EngineHandle {
+pub fn scripted_engine(info: Info, say: impl Fn(&Request) -> Vec<Event> + Send + 'static) -> EngineHandle {
     let (handle, commands, alive) = EngineHandle::new(info);
     std::thread::spawn(move || {
         while let Ok(Command::Submit(mut submission)) = commands.recv() {
@@ -125,9 +125,9 @@ pub fn puppet(info: Info, say: impl Fn(&Request) -> Vec<Event> + Send + 'static)
 }
 
 /// An engine that ends every answer at once, and the requests it received.
-pub fn recorder(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
+pub fn recording_engine(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
     let (send, requests) = std::sync::mpsc::channel();
-    let handle = puppet(info, move |request| {
+    let handle = scripted_engine(info, move |request| {
         let _ = send.send(request.clone());
         vec![Event::Done(done(request.prompt.len()))]
     });
@@ -140,18 +140,18 @@ pub fn done(prompt_tokens: usize) -> Done {
 }
 
 /// Something with a server's address.
-pub trait At {
+pub trait HasAddress {
     fn address(&self) -> SocketAddr;
 }
 
-impl At for Site {
+impl HasAddress for TestServer {
     fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
 /// A running server.
-pub struct Site {
+pub struct TestServer {
     pub address: SocketAddr,
     pub handle: EngineHandle,
     pub log: Arc<LogHealth>,
@@ -161,7 +161,7 @@ pub struct Site {
 }
 
 /// Parts of a server, before it starts.
-pub struct Plan {
+pub struct ServerBuilder {
     pub handle: EngineHandle,
     pub templates: Option<ChatTemplates>,
     pub max_tokens: Option<usize>,
@@ -169,14 +169,20 @@ pub struct Plan {
     pub bind: &'static str,
 }
 
-impl Plan {
-    pub fn new(handle: EngineHandle) -> Plan {
+impl ServerBuilder {
+    pub fn new(handle: EngineHandle) -> ServerBuilder {
         let templates = Some(templates());
-        Plan { handle, templates, max_tokens: None, settings: Settings::default(), bind: "127.0.0.1:0" }
+        ServerBuilder {
+            handle,
+            templates,
+            max_tokens: None,
+            settings: Settings::default(),
+            bind: "127.0.0.1:0",
+        }
     }
 
-    pub fn start(self) -> Site {
-        let Plan { handle, templates, max_tokens, settings, bind } = self;
+    pub fn start(self) -> TestServer {
+        let ServerBuilder { handle, templates, max_tokens, settings, bind } = self;
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind(bind)).unwrap();
@@ -186,16 +192,16 @@ impl Plan {
         let log = settings.log.clone();
         let stopped = async { drop(stopped.await) };
         let served = runtime.spawn(tallow_server::serve(listener, served, settings, stopped));
-        Site { address, handle, log, runtime, stop: Some(stop), served: Some(served) }
+        TestServer { address, handle, log, runtime, stop: Some(stop), served: Some(served) }
     }
 }
 
 /// A served simulated engine that answers with these tokens.
-pub fn site(reply: &[u32]) -> Site {
-    Plan::new(sim::start(info(), script(reply))).start()
+pub fn start_server(reply: &[u32]) -> TestServer {
+    ServerBuilder::new(sim::start(info(), script(reply))).start()
 }
 
-impl Site {
+impl TestServer {
     /// Asks the server to stop.
     pub fn stop(&mut self) {
         self.stop.take().unwrap().send(()).unwrap();

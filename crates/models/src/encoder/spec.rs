@@ -5,7 +5,7 @@ use tallow_core::Activation;
 pub use tallow_media::image::{CHANNELS, ImageDefaults};
 
 use crate::blocks::rope::RopeSpec;
-use crate::spec::{Bias, DenseLayerSpec, NormSpec};
+use crate::spec::{Bias, DenseDecoderSpec, DenseLayerSpec, NormSpec};
 
 /// An encoder: embeddings and their norm, layers, optional final norm, optional head.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +45,31 @@ pub struct EncoderSpec {
     pub dense: Vec<DenseSpec>,
     /// Audio stem, if it takes audio instead of tokens (Whisper). An input then always has `2 * context` frames.
     pub audio: Option<AudioSpec>,
+}
+
+impl From<DenseDecoderSpec> for EncoderSpec {
+    /// The encoder with those embeddings and layers, a norm behind the last one, and no head.
+    fn from(spec: DenseDecoderSpec) -> EncoderSpec {
+        EncoderSpec {
+            vocab: spec.vocab,
+            dim: spec.dim,
+            context: spec.context,
+            norm: spec.norm,
+            positions: spec.positions.map(|rows| Positions { rows, pad: None }),
+            types: None,
+            patches: None,
+            pad: None,
+            ropes: spec.ropes,
+            layers: spec.layers,
+            last_norm: true,
+            head: None,
+            mlm_head: None,
+            pooler: None,
+            pooling_head: None,
+            dense: Vec::new(),
+            audio: None,
+        }
+    }
 }
 
 impl EncoderSpec {

@@ -116,7 +116,7 @@ pub(super) fn plain_of(
     if count == 0 || count > tensors {
         return Err(c.bad(defaults.layers, format_args!("is {count}, with {tensors} tensors")));
     }
-    let (heads, turned) = heads(dim)?;
+    let (heads, rope_dim) = heads(dim)?;
     let (eps_key, eps) = defaults.eps;
     let eps = c.number_or(eps_key, eps)?;
     if !(0.0..1.0).contains(&eps) {
@@ -147,7 +147,7 @@ pub(super) fn plain_of(
         per_layer_dim: None,
         logit_scale: 1.0,
         logit_softcap: None,
-        ropes: if defaults.rotates { vec![rope::rope(c, turned, &defaults.rope)?] } else { Vec::new() },
+        ropes: if defaults.rotates { vec![rope::rope(c, rope_dim, &defaults.rope)?] } else { Vec::new() },
         layers: vec![LayerSpec::new(AttentionSpec::new(heads), ffn); count],
     })
 }
@@ -196,7 +196,7 @@ pub(super) fn heads(c: &Config<'_>, dim: usize, defaults: &Defaults) -> Result<H
 
 /// MHA heads of size `dim / heads`, for families without GQA: the config's KV-head and head-size keys, which other
 /// families use, are ignored.
-pub(super) fn own_heads(c: &Config<'_>, dim: usize, defaults: &Defaults) -> Result<(Heads, usize)> {
+pub(super) fn mha_heads(c: &Config<'_>, dim: usize, defaults: &Defaults) -> Result<(Heads, usize)> {
     let q = sane(c, defaults.heads, c.count(defaults.heads)?)?;
     let head = share(c, defaults.heads, dim, q)?;
     even(c, defaults.heads, head)?;
@@ -386,7 +386,7 @@ pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
 }
 
 /// Marks a family whose GGUF converter permutes Q and K rows: RoPE pairs are interleaved in its GGUF files.
-pub(super) fn reordered<L>(c: &Config<'_>, spec: &mut DecoderSpec<L>) {
+pub(super) fn gguf_permutes_qk<L>(c: &Config<'_>, spec: &mut DecoderSpec<L>) {
     spec.gguf_permutes_qk = true;
     if c.is_gguf() {
         spec.ropes.iter_mut().for_each(|r| r.pairs = RopePairs::Interleaved);

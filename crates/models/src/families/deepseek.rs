@@ -31,13 +31,13 @@ static DEEPSEEK_V3: Family = Family {
     spec: v3,
 };
 
-const Q_RANK: Key = key("q_lora_rank", "attention.q_lora_rank");
-const RANK: Key = key("kv_lora_rank", "attention.kv_lora_rank");
-const PLAIN: Key = key("qk_nope_head_dim", "");
-const TURNED: Key = key("qk_rope_head_dim", "rope.dimension_count");
-const VALUE: Key = key("v_head_dim", "attention.value_length_mla");
+const Q_LORA_RANK: Key = key("q_lora_rank", "attention.q_lora_rank");
+const KV_LORA_RANK: Key = key("kv_lora_rank", "attention.kv_lora_rank");
+const QK_NOPE_DIM: Key = key("qk_nope_head_dim", "");
+const QK_ROPE_DIM: Key = key("qk_rope_head_dim", "rope.dimension_count");
+const V_DIM: Key = key("v_head_dim", "attention.value_length_mla");
 /// `qk_nope_dim + qk_rope_dim`.
-const GGUF_KEY: Key = key("", "attention.key_length_mla");
+const GGUF_QK_DIM: Key = key("", "attention.key_length_mla");
 const GGUF_SCALING: Key = key("", "rope.scaling.type");
 const GGUF_ATTENTION: Key = key("", "rope.scaling.attn_factor");
 const EVERY: Key = key("moe_layer_freq", "");
@@ -64,7 +64,7 @@ fn base(
         return Err(c.unsupported(EVERY, every, "1 is"));
     }
     let q = common::sane(c, defaults.heads, c.count(defaults.heads)?)?;
-    let latent = latent(c, q)?;
+    let mla = mla(c, q)?;
     if let Some(kv) = c.find_count(common::KV_HEADS)?.filter(|kv| *kv != q && !c.is_gguf()) {
         return Err(c.unsupported(
             common::KV_HEADS,
@@ -72,7 +72,7 @@ fn base(
             format_args!("as many as there are heads ({q}) are"),
         ));
     }
-    let mut spec = common::plain_of(c, defaults, |_| Ok((latent.heads(), latent.qk_rope_dim)))?;
+    let mut spec = common::plain_of(c, defaults, |_| Ok((mla.heads(), mla.qk_rope_dim)))?;
     for rope in &mut spec.ropes {
         rope.pairs = RopePairs::Interleaved;
         // In GGUF files YaRN scales the attention scores only, not cos and sin.
@@ -84,36 +84,37 @@ fn base(
     let experts = experts(width)?;
     let dense = c.find_count(routed::DENSE)?.unwrap_or(dense);
     let bias = common::bias(c, "attention_bias", false)?;
-    let scale = rope::sharpness(c)? / ((latent.qk_nope_dim + latent.qk_rope_dim) as f64).sqrt();
-    let eps = if c.is_gguf() { spec.norm.eps } else { latent.eps };
-    let latent = MlaSpec { eps, down_bias: bias, out_bias: bias, scale: scale as f32, ..latent };
+    let scale = rope::sharpness(c)? / ((mla.qk_nope_dim + mla.qk_rope_dim) as f64).sqrt();
+    let eps = if c.is_gguf() { spec.norm.eps } else { mla.eps };
+    let mla = MlaSpec { eps, down_bias: bias, out_bias: bias, scale: scale as f32, ..mla };
     spec.layers.iter_mut().skip(dense).for_each(|layer| layer.ffn.width = width);
-    let spec = spec.with_mixers(|_, _| Mixer::Mla(latent));
+    let spec = spec.with_mixers(|_, _| Mixer::Mla(mla));
     Ok(spec.with_experts(|i| (i >= dense).then_some(experts)))
 }
 
 /// MLA without biases, and with scores as they are.
-fn latent(c: &Config<'_>, q_heads: usize) -> Result<MlaSpec> {
+fn mla(c: &Config<'_>, q_heads: usize) -> Result<MlaSpec> {
     let count = |key: Key, default: usize| match c.is_gguf() {
         true => common::sane(c, key, c.count(key)?),
         false => common::sane(c, key, c.find_count(key)?.unwrap_or(default)),
     };
-    let (kv_lora_rank, qk_rope_dim, v_dim) = (count(RANK, 512)?, count(TURNED, 64)?, count(VALUE, 128)?);
-    let q_lora_rank = match c.find_count(Q_RANK)? {
-        None if !c.is_gguf() && c.leaves_out(Q_RANK) => Some(1536),
-        q_rank => q_rank.map(|n| common::sane(c, Q_RANK, n)).transpose()?,
+    let (kv_lora_rank, qk_rope_dim, v_dim) =
+        (count(KV_LORA_RANK, 512)?, count(QK_ROPE_DIM, 64)?, count(V_DIM, 128)?);
+    let q_lora_rank = match c.find_count(Q_LORA_RANK)? {
+        None if !c.is_gguf() && c.leaves_out(Q_LORA_RANK) => Some(1536),
+        q_rank => q_rank.map(|n| common::sane(c, Q_LORA_RANK, n)).transpose()?,
     };
     let plain = match c.is_gguf() {
-        true => count(GGUF_KEY, 0)?.checked_sub(qk_rope_dim).filter(|n| *n > 0),
-        false => Some(count(PLAIN, 128)?),
+        true => count(GGUF_QK_DIM, 0)?.checked_sub(qk_rope_dim).filter(|n| *n > 0),
+        false => Some(count(QK_NOPE_DIM, 128)?),
     };
     let qk_nope_dim = plain
-        .ok_or_else(|| c.bad(GGUF_KEY, format_args!("leaves nothing beside {qk_rope_dim} that turn")))?;
+        .ok_or_else(|| c.bad(GGUF_QK_DIM, format_args!("leaves nothing beside {qk_rope_dim} that turn")))?;
     if !qk_rope_dim.is_multiple_of(2) || qk_rope_dim + kv_lora_rank > 1024 {
         let why = format_args!(
             "is {qk_rope_dim} beside {kv_lora_rank}; an even number is supported, both up to 1024"
         );
-        return Err(c.bad(TURNED, why));
+        return Err(c.bad(QK_ROPE_DIM, why));
     }
     Ok(MlaSpec {
         q_heads,

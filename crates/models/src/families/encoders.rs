@@ -103,32 +103,14 @@ pub(super) const DEFAULTS: common::Defaults = common::Defaults {
 /// Encoder of uniform layers: post-norm, biases everywhere, learned position and token-type embeddings, no RoPE.
 /// Families change what differs.
 pub(super) fn plain(c: &Config<'_>, defaults: &common::Defaults) -> Result<EncoderSpec> {
-    let like = common::plain_as(c, defaults)?;
-    let mut layers = like.layers;
-    for layer in &mut layers {
+    let mut spec = common::plain_as(c, defaults)?;
+    spec.positions = Some(spec.context);
+    for layer in &mut spec.layers {
         layer.order = Order::PostNorm;
         (layer.mixer.causal, layer.mixer.rope) = (false, None);
         (layer.mixer.qkv_bias, layer.mixer.out_bias, layer.ffn.bias) = (Bias::Yes, Bias::Yes, Bias::Yes);
     }
-    Ok(EncoderSpec {
-        vocab: like.vocab,
-        dim: like.dim,
-        context: like.context,
-        norm: like.norm,
-        positions: Some(Positions { rows: like.context, pad: None }),
-        types: None,
-        patches: None,
-        pad: None,
-        ropes: like.ropes,
-        layers,
-        last_norm: false,
-        head: None,
-        mlm_head: None,
-        pooler: None,
-        pooling_head: None,
-        dense: Vec::new(),
-        audio: None,
-    })
+    Ok(EncoderSpec { last_norm: false, ..spec.into() })
 }
 
 /// GGUF names of the token-type embedding and of the norm behind the embeddings.

@@ -43,15 +43,15 @@ const HEAD_DIM: Key = key("head_dim", "attention.key_length");
 const GGUF_VALUE: Key = key("", "attention.value_length");
 const GGUF_NARROW: Key = key("", "attention.key_length_swa");
 const GGUF_NARROW_VALUE: Key = key("", "attention.value_length_swa");
-const GGUF_NARROW_TURNED: Key = key("", "rope.dimension_count_swa");
-const GGUF_TURNED: Key = key("", "rope.dimension_count");
+const GGUF_NARROW_ROPE_DIM: Key = key("", "rope.dimension_count_swa");
+const GGUF_ROPE_DIM: Key = key("", "rope.dimension_count");
 const GGUF_WIDTH: Key = key("", "feed_forward_length");
 const SHARED_KV: Key = key("num_kv_shared_layers", "attention.shared_kv_layers");
 const PER_LAYER_DIM: Key = key("hidden_size_per_layer_input", "embedding_length_per_layer_input");
 const PER_LAYER_VOCAB: Key = key("vocab_size_per_layer_input", "");
 const BOTH_WAYS: Key = key("use_bidirectional_attention", "");
 const USED: Key = key("top_k_experts", common::EXPERTS_USED.gguf);
-const VALUES_OF_KEYS: &str = "attention_k_eq_v";
+const TIE_KV: &str = "attention_k_eq_v";
 /// Settings by layer.
 const BY_LAYER: &str = "per_layer_config";
 
@@ -88,7 +88,9 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         return Err(c.unsupported(HEAD_DIM, "other in some layers", "one with a window and one without is"));
     }
     if c.is_gguf() && spec.ropes[0].scaling == Scaling::None {
-        return Err(c.bad(GGUF_TURNED, "counts frequencies of which a tensor, rope_freqs.weight, is missing"));
+        return Err(
+            c.bad(GGUF_ROPE_DIM, "counts frequencies of which a tensor, rope_freqs.weight, is missing")
+        );
     }
     if !rope::is_said(c) {
         spec.ropes[0].scaling = rope::some_of(wide / 2, wide / 8, 1.0);
@@ -100,7 +102,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     spec.per_layer_dim = per_layer_dim(c, spec.vocab)?;
     let bias = common::bias(c, "attention_bias", false)?;
     let window = common::window_or(c, 512)?;
-    let values_of_keys = common::flag(c, VALUES_OF_KEYS, false)?;
+    let tie_kv = common::flag(c, TIE_KV, false)?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let (mixer, windowed) = (&mut layer.mixer, windowed[i]);
         mixer.heads = heads[i];
@@ -110,7 +112,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         mixer.rope = Some(usize::from(windowed));
         mixer.tie_kv = match c.is_gguf() {
             true => c.checkpoint().get(&format!("{}.weight", of_layer(tensor_names::GGUF.v, i))).is_none(),
-            false => values_of_keys && !windowed,
+            false => tie_kv && !windowed,
         };
         (layer.order, layer.layer_scale) = (Order::Sandwich, true);
     }
@@ -152,7 +154,7 @@ fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<H
         let q = common::sane(c, DEFAULTS.heads, c.count(DEFAULTS.heads)?)?;
         let wide = even(HEAD_DIM, c.count(HEAD_DIM)?)?;
         let narrow = even(GGUF_NARROW, c.find_count(GGUF_NARROW)?.unwrap_or(wide))?;
-        for (key, dim) in [(GGUF_VALUE, wide), (GGUF_NARROW_VALUE, narrow), (GGUF_NARROW_TURNED, narrow)] {
+        for (key, dim) in [(GGUF_VALUE, wide), (GGUF_NARROW_VALUE, narrow), (GGUF_NARROW_ROPE_DIM, narrow)] {
             if let Some(n) = c.find_count(key)?.filter(|n| *n != dim) {
                 return Err(c.unsupported(key, n, format_args!("{dim} is, as keys are wide")));
             }
@@ -165,7 +167,7 @@ fn heads_by_layer(c: &Config<'_>, dim: usize, windowed: &[bool]) -> Result<Vec<H
     }
     let narrow = common::heads(c, dim, &DEFAULTS)?;
     let by_layer = c.under(BY_LAYER).is_there();
-    let fewer = if common::flag(c, VALUES_OF_KEYS, false)? { c.find_count(WIDE_KV)? } else { None };
+    let fewer = if common::flag(c, TIE_KV, false)? { c.find_count(WIDE_KV)? } else { None };
     let wide = even(WIDE, c.find_count(WIDE)?.unwrap_or(512))?;
     let of = |(i, windowed): (usize, &bool)| {
         let own = c.of_layer(BY_LAYER, i);

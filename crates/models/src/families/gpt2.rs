@@ -45,7 +45,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         tied: true,
         ..common::LAYER_NORM_DEFAULTS
     };
-    let mut spec = common::plain_of(c, &defaults, |dim| common::own_heads(c, dim, &defaults))?;
+    let mut spec = common::plain_of(c, &defaults, |dim| common::mha_heads(c, dim, &defaults))?;
     common::off(c, "add_cross_attention")?;
     spec.positions = Some(spec.context);
     spec.ropes.clear();

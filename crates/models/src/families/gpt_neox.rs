@@ -40,7 +40,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     };
     let defaults =
         common::Defaults { gated: false, act: (common::ACT, "gelu"), rope, ..common::LAYER_NORM_DEFAULTS };
-    let mut spec = common::plain_of(c, &defaults, |dim| common::own_heads(c, dim, &defaults))?;
+    let mut spec = common::plain_of(c, &defaults, |dim| common::mha_heads(c, dim, &defaults))?;
     let bias = common::bias(c, "attention_bias", true)?;
     let parallel = common::flag(c, "use_parallel_residual", true)?;
     for layer in &mut spec.layers {

@@ -43,7 +43,7 @@ const LOGITS: Key = key("logits_scaling", "logit_scale");
 
 fn spec(c: &Config<'_>) -> Result<DenseDecoderSpec> {
     let mut spec = common::plain(c)?;
-    common::reordered(c, &mut spec);
+    common::gguf_permutes_qk(c, &mut spec);
     let divisor = c.number_or(LOGITS, 1.0)?;
     if divisor == 0.0 {
         return Err(c.bad(LOGITS, "is 0"));

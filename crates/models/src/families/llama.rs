@@ -20,7 +20,7 @@ static LLAMA: Family = Family {
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = common::plain(c)?;
-    common::reordered(c, &mut spec);
+    common::gguf_permutes_qk(c, &mut spec);
     let (attention, mlp) = (common::bias(c, "attention_bias", false)?, common::bias(c, "mlp_bias", false)?);
     // GGUF files of Mistral and Mixtral have the same architecture name, and may have a window and experts.
     let window = if c.is_gguf() { common::window(c)? } else { None };

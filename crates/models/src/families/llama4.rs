@@ -38,8 +38,8 @@ const DENSE_WIDTH: Key = key("intermediate_size_mlp", "");
 const MIXED: Key = key("moe_layers", "");
 const EVERY: Key = key("interleave_moe_layer_step", "");
 /// Layers with RoPE.
-const TURNED: Key = key("no_rope_layers", "");
-const UNTURNED_EVERY: Key = key("no_rope_layer_interval", "");
+const ROPE_LAYERS: Key = key("no_rope_layers", "");
+const NOPE_EVERY: Key = key("no_rope_layer_interval", "");
 const CHUNK: Key = key("attention_chunk_size", "");
 const TEMPERATURE: Key = key("attn_scale", "");
 const FLOOR: Key = key("floor_scale", "");
@@ -59,8 +59,8 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Interleaved);
     let (layers, experts) = (spec.layers.len(), experts(c, spec.layers[0].ffn.width)?);
     let width = common::sane(c, DENSE_WIDTH, c.find_count(DENSE_WIDTH)?.unwrap_or(16_384))?;
-    let (mixed, turned) = (mixed(c, layers)?, turned(c, layers)?);
-    let chunked = common::of_type(c, layers, "chunked_attention", |i| turned[i])?;
+    let (mixed, has_rope) = (mixed(c, layers)?, has_rope(c, layers)?);
+    let chunked = common::of_type(c, layers, "chunked_attention", |i| has_rope[i])?;
     let chunk = match c.leaves_out(CHUNK) {
         true => Some(8192),
         false => c.find_count(CHUNK)?.map(|n| common::sane(c, CHUNK, n)).transpose()?,
@@ -74,7 +74,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         (layer.mixer.qkv_bias, layer.mixer.out_bias) = (bias, bias);
         layer.mixer.chunk = chunk.filter(|_| chunked[i]);
-        if !turned[i] {
+        if !has_rope[i] {
             (layer.mixer.rope, layer.mixer.second_rope) = (None, tuned.then_some(1));
         } else if normed {
             layer.mixer.qk_norm = QkNormSpec::Plain;
@@ -106,12 +106,12 @@ fn mixed(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
 }
 
 /// Which layers have RoPE.
-fn turned(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
-    let listed = c.find_flags(TURNED)?.filter(|list| !list.is_empty());
-    if let Some(listed) = c.per_layer(TURNED, layers, listed)? {
+fn has_rope(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
+    let listed = c.find_flags(ROPE_LAYERS)?.filter(|list| !list.is_empty());
+    if let Some(listed) = c.per_layer(ROPE_LAYERS, layers, listed)? {
         return Ok(listed);
     }
-    let every = at_least_one(c, UNTURNED_EVERY, 4)?;
+    let every = at_least_one(c, NOPE_EVERY, 4)?;
     Ok((0..layers).map(|i| !(i + 1).is_multiple_of(every)).collect())
 }
 

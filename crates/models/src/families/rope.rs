@@ -194,9 +194,9 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, defaults: &Defaults) -> Res
     Ok(RopeSpec { theta, dim, pairs: RopePairs::Halves, scaling: read.scaling()? })
 }
 
-/// Divides the first `turned` of `pairs` frequencies by `factor`; the rest become 0 (divisor ∞).
-pub(super) fn some_of(pairs: usize, turned: usize, factor: f64) -> Scaling {
-    Scaling::Factors((0..pairs).map(|i| if i < turned { factor } else { f64::INFINITY }).collect())
+/// Divides the first `rotated` of `pairs` frequencies by `factor`; the rest become 0 (divisor ∞).
+pub(super) fn some_of(pairs: usize, rotated: usize, factor: f64) -> Scaling {
+    Scaling::Factors((0..pairs).map(|i| if i < rotated { factor } else { f64::INFINITY }).collect())
 }
 
 struct Reader<'a, 'c> {
@@ -300,12 +300,12 @@ impl Reader<'_, '_> {
     /// Partial rotary by frequency: a fraction of all frequencies is used, the others are 0.
     fn proportional(&self) -> Result<Scaling> {
         let (factor, pairs) = (self.r.number_or(FACTOR, 1.0)?, self.dim / 2);
-        let turned = (self.r.number_or(PART, 1.0)? * self.dim as f64 / 2.0) as usize;
-        if factor <= 0.0 || turned > pairs {
-            let why = format!("makes {turned} of {pairs} pairs turn, by a factor of {factor}");
+        let rotated = (self.r.number_or(PART, 1.0)? * self.dim as f64 / 2.0) as usize;
+        if factor <= 0.0 || rotated > pairs {
+            let why = format!("makes {rotated} of {pairs} pairs turn, by a factor of {factor}");
             return Err(self.r.bad(PART, why));
         }
-        Ok(some_of(pairs, turned, factor))
+        Ok(some_of(pairs, rotated, factor))
     }
 
     fn long(&self) -> Result<Scaling> {

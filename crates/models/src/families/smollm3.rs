@@ -36,7 +36,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
             ..common::DEFAULTS
         },
     )?;
-    common::reordered(c, &mut spec);
+    common::gguf_permutes_qk(c, &mut spec);
     let count = spec.layers.len();
     let interval = c.find_count(INTERVAL)?.unwrap_or(4).max(1);
     let rotary = c.per_layer(ROTARY, count, c.find_flags(ROTARY)?)?;

@@ -156,26 +156,7 @@ fn is_multilingual(c: &Config<'_>) -> bool {
 }
 
 fn encoder(c: &Config<'_>) -> Result<EncoderSpec> {
-    let like = half(c, LAYERS, false)?;
-    Ok(EncoderSpec {
-        vocab: like.vocab,
-        dim: like.dim,
-        context: like.context,
-        norm: like.norm,
-        positions: None,
-        types: None,
-        patches: None,
-        pad: None,
-        ropes: Vec::new(),
-        layers: like.layers,
-        last_norm: true,
-        head: None,
-        mlm_head: None,
-        pooler: None,
-        pooling_head: None,
-        dense: Vec::new(),
-        audio: None,
-    })
+    Ok(half(c, LAYERS, false)?.into())
 }
 
 fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {

@@ -6,7 +6,7 @@ use tallow_core::Activation;
 
 use super::{Declared, Seq2SeqFamily, common};
 use crate::encoder::Parts;
-use crate::encoder::spec::{AudioSpec, EncoderSpec, Positions};
+use crate::encoder::spec::{AudioSpec, EncoderSpec};
 use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{Bias, DenseDecoderSpec};
 use tallow_checkpoint::Result;
@@ -105,26 +105,9 @@ fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
     if !(1..=1024).contains(&bands) {
         return Err(c.bad(BANDS, format_args!("is {bands}; 1 to 1024 make sense")));
     }
-    let encoder = EncoderSpec {
-        vocab: like.vocab,
-        dim: like.dim,
-        context: like.context,
-        norm: like.norm,
-        positions: Some(Positions { rows: like.context, pad: None }),
-        types: None,
-        patches: None,
-        pad: None,
-        ropes: Vec::new(),
-        layers: like.layers,
-        last_norm: true,
-        head: None,
-        mlm_head: None,
-        pooler: None,
-        pooling_head: None,
-        dense: Vec::new(),
-        // The convolutions use GELU whatever the layers use.
-        audio: Some(AudioSpec { bands, act: Activation::Gelu }),
-    };
+    // The convolutions use GELU whatever the layers use.
+    let audio = Some(AudioSpec { bands, act: Activation::Gelu });
+    let encoder = EncoderSpec { audio, ..like.into() };
     let start = c.find_count(START)?.unwrap_or(50257);
     if start >= decoder.vocab {
         return Err(c.bad(START, format_args!("is {start}, of {} tokens", decoder.vocab)));

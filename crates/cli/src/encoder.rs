@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use indicatif::ProgressBar;
 use tallow_core::Backend;
 use tallow_cpu::{Arithmetic, Cpu, Isa};
-use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
+use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
 #[cfg(feature = "wgpu")]
 use tallow_models::encoder::{Image, Input, Item};
@@ -117,7 +117,12 @@ fn trial(model: &EncoderModel, tokens: usize) -> Vec<Item> {
 }
 
 /// Loads an encoder with a progress bar.
-fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) -> Result<Worker<B>, Failed> {
+fn worker<B: Backend>(
+    b: B,
+    model: &EncoderModel,
+    wanted: Wanted,
+    batch: usize,
+) -> Result<EncoderRunner<B>, Failed> {
     let bytes = model.weight_bytes();
     let bar =
         if bytes < QUICK { ProgressBar::hidden() } else { terminal::bytes_bar(bytes as u64, "loading") };
@@ -134,5 +139,5 @@ fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) 
         load(model).and_then(|encoder| Ok((encoder, model.beside.as_deref().map(load).transpose()?)));
     bar.finish_and_clear();
     let (encoder, images) = loaded?;
-    Ok(Worker::new(b, encoder, wanted, batch).with(images))
+    Ok(EncoderRunner::new(b, encoder, wanted, batch).with(images))
 }

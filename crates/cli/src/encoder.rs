@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use tallow_core::Backend;
-use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
+use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Item};
 
 use crate::args::DeviceArgs;
@@ -113,7 +113,12 @@ fn warm_up(model: &EncoderModel, tokens: usize) -> Vec<Item> {
 }
 
 /// Loads an encoder with a progress bar.
-fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) -> Result<Worker<B>, Failed> {
+fn worker<B: Backend>(
+    b: B,
+    model: &EncoderModel,
+    wanted: Wanted,
+    batch: usize,
+) -> Result<EncoderRunner<B>, Failed> {
     let bar = terminal::loading_bar(model.weight_bytes());
     let before = std::cell::Cell::new(0);
     let load = |model: &EncoderModel| {
@@ -128,5 +133,5 @@ fn worker<B: Backend>(b: B, model: &EncoderModel, wanted: Wanted, batch: usize) 
         load(model).and_then(|encoder| Ok((encoder, model.beside.as_deref().map(load).transpose()?)));
     bar.finish_and_clear();
     let (encoder, images) = loaded?;
-    Ok(Worker::new(b, encoder, wanted, batch).with(images))
+    Ok(EncoderRunner::new(b, encoder, wanted, batch).with(images))
 }

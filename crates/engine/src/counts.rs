@@ -1,9 +1,18 @@
-//! [`StepSizes`]: histogram of tokens per step.
+//! Counts of steps, and a histogram of their sizes ([`StepSizes`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Number of [`StepSizes::BOUNDS`].
 const BOUNDS: usize = 13;
+
+/// Counts of steps.
+#[derive(Debug, Default)]
+pub struct StepCounts {
+    /// Steps run.
+    pub run: AtomicU64,
+    /// Failed steps. A failed step of several items is rerun one item at a time.
+    pub failed: AtomicU64,
+}
 
 /// Histogram of tokens per step.
 #[derive(Debug, Default)]

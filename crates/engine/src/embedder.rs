@@ -5,20 +5,20 @@
 //! the rest of the batch.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error, Reading, Tensor};
 use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Classes, Encoder, Image, Input, Inputs, Item};
 use tokio::sync::oneshot;
 
-use crate::admission::Admission;
+use crate::admission::{Reply, Ticket};
+use crate::counts::StepCounts;
 use crate::handle::Failure;
+use crate::service::{
+    self, Batch, BatchWorker, Handle, Lost, Shared, SharedOf, StepError, Worker, run_batch,
+};
 
 /// Limit on waiting tokens of all requests; an image counts as the tokens that take as much memory.
 const MOST_WAITING: usize = 16 << 20;
@@ -60,159 +60,85 @@ pub struct EmbedderStats {
     pub tokens: AtomicU64,
     /// Finished texts.
     pub texts: AtomicU64,
-    /// Steps run.
-    pub steps: AtomicU64,
-    /// Failed steps. A failed step of several texts is rerun one text at a time.
-    pub failed_steps: AtomicU64,
-}
-
-#[derive(Debug)]
-struct Shared {
-    info: EmbedderInfo,
-    stats: EmbedderStats,
-    admission: Admission,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// One result per text of a request, or why the request failed.
 pub type Answer = Result<Vec<Vec<f32>>, Failure>;
 
-/// Admission and reply channel of a request. Dropping it releases both, replying with a failure if unanswered.
-#[derive(Debug)]
-struct Place {
-    reply: Option<oneshot::Sender<Answer>>,
-    shared: Arc<Shared>,
-}
-
-impl Place {
-    fn answer(&mut self, answer: Answer) {
-        if let Some(reply) = self.reply.take() {
-            // Release admission first, so that a client that retries on the answer is admitted.
-            self.shared.admission.release();
-            // The caller may be gone.
-            let _ = reply.send(answer);
-        }
-    }
+impl Reply for oneshot::Sender<Answer> {
+    type Done = Vec<Vec<f32>>;
 
     fn is_gone(&self) -> bool {
-        self.reply.as_ref().is_none_or(oneshot::Sender::is_closed)
+        self.is_closed()
     }
-}
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.answer(Err(self.shared.admission.shutdown_reason()));
+    fn end(self, how: Answer) {
+        // The caller may be gone.
+        let _ = self.send(how);
     }
 }
 
 /// A request in progress.
-struct Job {
+#[derive(Debug)]
+pub struct Job {
     /// Waiting texts, with their index in the request.
     left: VecDeque<(usize, Item)>,
     /// Results so far.
     given: Vec<Vec<f32>>,
     /// Number of finished texts.
     done: usize,
-    place: Place,
+    ticket: Ticket<oneshot::Sender<Answer>>,
+    shared: Arc<Shared<EmbedderInfo, EmbedderStats>>,
 }
 
-/// Command to an embedder.
-enum Command {
-    Submit(Job),
-    Drain(Duration),
+impl Drop for Job {
+    /// Its texts no longer wait.
+    fn drop(&mut self) {
+        let tokens: usize = self.left.iter().map(|(_, text)| text.weight()).sum();
+        self.shared.stats.waiting_tokens.fetch_sub(tokens, Ordering::AcqRel);
+    }
 }
 
 /// Handle of an embedder. Clones refer to the same embedder.
-#[derive(Clone, Debug)]
-pub struct EmbedderHandle {
-    commands: Sender<Command>,
-    shared: Arc<Shared>,
-}
+pub type EmbedderHandle = Handle<Job, EmbedderInfo, EmbedderStats>;
 
 impl EmbedderHandle {
-    /// Constant properties.
-    pub fn info(&self) -> &EmbedderInfo {
-        &self.shared.info
-    }
-
-    /// Counters and gauges.
-    pub fn stats(&self) -> &EmbedderStats {
-        &self.shared.stats
-    }
-
-    /// Running and waiting requests.
-    pub fn taken(&self) -> usize {
-        self.shared.admission.admitted()
-    }
-
-    /// Whether requests are accepted; if not, why.
-    pub fn ready(&self) -> Result<(), Failure> {
-        self.shared.admission.ready()
-    }
-
-    /// Whether the embedder is running.
-    pub fn is_alive(&self) -> bool {
-        self.shared.admission.is_alive()
-    }
-
     /// Submits texts. Their results come through the receiver, in order; dropping it cancels the request.
     pub fn submit(&self, texts: Vec<impl Into<Item>>) -> Result<oneshot::Receiver<Answer>, Failure> {
         let texts: Vec<Item> = texts.into_iter().map(Into::into).collect();
-        let (shared, tokens) = (&self.shared, texts.iter().map(Item::weight).sum::<usize>());
-        shared.admission.admit(shared.info.queue)?;
+        let tokens = texts.iter().map(Item::weight).sum::<usize>();
         let (reply, answer) = oneshot::channel();
-        // From here on `Place` releases admission on every path.
-        let place = Place { reply: Some(reply), shared: shared.clone() };
-        let waiting = &shared.stats.waiting_tokens;
+        let ticket = self.admit(self.info().queue, reply)?;
         let more = |n: usize| n.checked_add(tokens).filter(|n| *n <= MOST_WAITING);
-        if waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_err() {
-            return Err(Failure::Full(shared.admission.admitted()));
+        if self.stats().waiting_tokens.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_err() {
+            return Err(Failure::Full(self.taken()));
         }
         let (given, left) = (vec![Vec::new(); texts.len()], texts.into_iter().enumerate().collect());
-        let job = Job { left, given, done: 0, place };
-        self.commands.send(Command::Submit(job)).map_err(|_| shared.admission.shutdown_reason())?;
+        self.send(Job { left, given, done: 0, ticket, shared: self.shared().clone() });
         Ok(answer)
-    }
-
-    /// Drains: the embedder finishes its requests within a time limit and ends. Returns immediately.
-    pub fn drain(&self, within: Duration) {
-        self.shared.admission.drain();
-        // The embedder may have ended already.
-        let _ = self.commands.send(Command::Drain(within));
-    }
-
-    /// Ends the embedder and waits until its device is freed: some drivers misbehave if the process exits with a device
-    /// in use.
-    pub fn close(&self) {
-        self.drain(Duration::ZERO);
-        let thread = self.shared.thread.lock().ok().and_then(|mut thread| thread.take());
-        if let Some(thread) = thread {
-            // A panic was reported where it happened.
-            let _ = thread.join();
-        }
     }
 }
 
 /// An encoder on a device, optionally a second one for images, and their token budget.
 #[derive(Debug)]
-pub struct Worker<B: Backend> {
+pub struct EncoderRunner<B: Backend> {
     b: B,
     encoder: Encoder<B>,
     /// Image encoder, if `encoder` is only for texts.
-    beside: Option<Encoder<B>>,
+    images: Option<Encoder<B>>,
     wanted: Wanted,
     budget: usize,
 }
 
-impl<B: Backend> Worker<B> {
-    /// A worker that computes up to `budget` tokens in a step, or one text if that is longer.
-    pub fn new(b: B, encoder: Encoder<B>, wanted: Wanted, budget: usize) -> Worker<B> {
-        Worker { b, encoder, beside: None, wanted, budget }
+impl<B: Backend> EncoderRunner<B> {
+    /// A runner that computes up to `budget` tokens in a step, or one text if that is longer.
+    pub fn new(b: B, encoder: Encoder<B>, wanted: Wanted, budget: usize) -> EncoderRunner<B> {
+        EncoderRunner { b, encoder, images: None, wanted, budget }
     }
 
     /// Adds a separate image encoder.
-    pub fn with(self, images: Option<Encoder<B>>) -> Worker<B> {
-        Worker { beside: images, ..self }
+    pub fn with(self, images: Option<Encoder<B>>) -> EncoderRunner<B> {
+        EncoderRunner { images, ..self }
     }
 
     /// Results of texts and images, in order. One transfer reads all of them from the device.
@@ -248,7 +174,7 @@ impl<B: Backend> Worker<B> {
 
     /// [images, dim]
     fn images(&self, images: &[Image]) -> Result<Tensor<B>, Error> {
-        let (b, encoder) = (&self.b, self.beside.as_ref().unwrap_or(&self.encoder));
+        let (b, encoder) = (&self.b, self.images.as_ref().unwrap_or(&self.encoder));
         let Wanted::Vectors(pooling) = self.wanted else {
             return Err(self.wrong("the model scores texts alone"));
         };
@@ -273,128 +199,122 @@ impl<B: Backend> Worker<B> {
     }
 }
 
-/// Starts an embedder on its own thread. `worker` is called there because a device belongs to one thread. Returns once
+/// Starts an embedder on its own thread. `runner` is called there because a device belongs to one thread. Returns once
 /// it is made or has failed. Meanwhile `info` runs on the calling thread; if both fail, its error is returned.
-pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
+pub fn spawn<B: Backend + 'static, E: From<std::io::Error> + Send + 'static>(
     info: impl FnOnce() -> Result<EmbedderInfo, E>,
-    worker: impl FnOnce() -> Result<Worker<B>, E> + Send + 'static,
+    runner: impl FnOnce() -> Result<EncoderRunner<B>, E> + Send + 'static,
 ) -> Result<EmbedderHandle, E> {
-    let (made, when_made) = channel();
-    let (found_out, when_found_out) = channel::<(Receiver<Command>, Arc<Shared>)>();
-    let thread =
-        std::thread::Builder::new().name("tallow-embedder".into()).spawn(move || match worker() {
-            Ok(worker) => {
-                let _ = made.send(Ok(()));
-                // Otherwise `info` failed and the embedder is not needed.
-                if let Ok((commands, shared)) = when_found_out.recv() {
-                    Embedder {
-                        alive: EngineGuard(shared),
-                        commands,
-                        jobs: VecDeque::new(),
-                        worker,
-                        drain: None,
-                    }
-                    .run();
-                }
-            }
-            Err(why) => drop(made.send(Err(why))),
-        })?;
-    let info = info();
-    let gone = || std::io::Error::other("the embedder's thread ended while the model was loaded").into();
-    let made = when_made.recv().unwrap_or_else(|_| Err(gone()));
-    let info = info?;
-    made?;
-    let (stats, admission, thread) =
-        (EmbedderStats::default(), Admission::default(), Mutex::new(Some(thread)));
-    let shared = Arc::new(Shared { info, stats, admission, thread });
-    let (commands, receiver) = channel();
-    found_out.send((receiver, shared.clone())).map_err(|_| gone())?;
-    Ok(EmbedderHandle { commands, shared })
+    service::spawn("tallow-embedder", info, runner, |runner, shared| Embedder {
+        jobs: VecDeque::new(),
+        runner,
+        shared,
+    })
 }
 
-/// Held by the embedder's thread. Dropping it marks the embedder as ended.
-struct EngineGuard(Arc<Shared>);
+/// A runner and its requests.
+struct Embedder<B: Backend> {
+    // Dropped in this order: waiting requests fail, and then the device is freed.
+    /// The job whose turn is next is in front.
+    jobs: VecDeque<Job>,
+    runner: EncoderRunner<B>,
+    shared: SharedOf<Embedder<B>>,
+}
 
-impl Drop for EngineGuard {
-    fn drop(&mut self) {
-        self.0.admission.end(self.0.admission.shutdown_reason());
+/// Texts of one step.
+struct Texts {
+    /// Each text's job, and its index in it.
+    places: Vec<(usize, usize)>,
+    texts: Vec<Item>,
+}
+
+impl Batch for Texts {
+    const ITEMS: &'static str = "texts";
+
+    fn items(&self) -> usize {
+        self.texts.len()
+    }
+
+    fn tokens(&self) -> usize {
+        self.texts.iter().map(Item::rows).sum()
+    }
+
+    fn split(self) -> Vec<Texts> {
+        let alone = |(place, text)| Texts { places: vec![place], texts: vec![text] };
+        self.places.into_iter().zip(self.texts).map(alone).collect()
     }
 }
 
-/// A worker and its requests.
-struct Embedder<B: Backend> {
-    // Dropped in this order on any exit: handles see that the embedder has ended, waiting requests fail, and then the
-    // device is freed.
-    alive: EngineGuard,
-    commands: Receiver<Command>,
-    /// The job whose turn is next is in front.
-    jobs: VecDeque<Job>,
-    worker: Worker<B>,
-    /// Deadline of draining, once draining has begun.
-    drain: Option<Instant>,
+impl<B: Backend> Worker for Embedder<B> {
+    type Command = Job;
+    type Info = EmbedderInfo;
+    type Stats = EmbedderStats;
+
+    fn take(&mut self, mut job: Job) {
+        match job.left.is_empty() {
+            true => job.ticket.end(Ok(Vec::new())),
+            false => self.jobs.push_back(job),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    fn step(&mut self) -> Result<(), Lost> {
+        self.jobs.retain(|job| !job.ticket.is_gone());
+        let batch = self.pick();
+        if batch.texts.is_empty() {
+            return Ok(());
+        }
+        let mut jobs: Vec<usize> = batch.places.iter().map(|(job, _)| *job).collect();
+        jobs.sort_unstable();
+        jobs.dedup();
+        self.shared.stats.running.store(jobs.len(), Ordering::Relaxed);
+        run_batch(self, batch)
+    }
 }
 
-/// Why a step failed.
-enum StepError {
-    /// The device is lost.
-    Lost(String),
-    /// One of the texts is at fault, or the error may be transient.
-    Step(String),
+impl<B: Backend> BatchWorker for Embedder<B> {
+    type Batch = Texts;
+    type Output = Vec<f32>;
+
+    fn steps(&self) -> &StepCounts {
+        &self.shared.steps
+    }
+
+    fn compute(&self, batch: &Texts) -> Result<Vec<Vec<f32>>, StepError> {
+        Ok(self.runner.run(&batch.texts)?)
+    }
+
+    fn commit(&mut self, batch: Texts, outputs: Vec<Vec<f32>>) {
+        self.count(&batch);
+        for ((job, place), given) in batch.places.into_iter().zip(outputs) {
+            let job = &mut self.jobs[job];
+            if !given.iter().all(|x| x.is_finite()) {
+                let why = "the model produced NaN or infinite values; its weights may be damaged";
+                job.ticket.fail(why.into());
+                continue;
+            }
+            job.given[place] = given;
+            job.done += 1;
+            if job.done == job.given.len() {
+                job.ticket.end(Ok(std::mem::take(&mut job.given)));
+            }
+        }
+    }
+
+    /// The waiting texts of a job that fails are dropped before the next step.
+    fn fail(&mut self, batch: Texts, why: &str) {
+        self.count(&batch);
+        batch.places.iter().for_each(|(job, _)| self.jobs[*job].ticket.fail(why.into()));
+    }
 }
 
 impl<B: Backend> Embedder<B> {
-    /// Serves until all handles are dropped, draining is done, or the device is lost.
-    fn run(mut self) {
-        while self.listen() {
-            self.jobs.retain(|job| {
-                let gone = job.place.is_gone();
-                if gone {
-                    forget(&self.alive.0, job);
-                }
-                !gone
-            });
-            let (places, texts) = self.pick();
-            if !texts.is_empty()
-                && let Err(lost) = self.step(places, texts)
-            {
-                tracing::error!("{lost}; all requests fail");
-                self.alive.0.admission.end(Failure::Broken(format!("{lost}; restart the server")));
-                return;
-            }
-        }
-        self.alive.0.admission.end(Failure::ShuttingDown);
-    }
-
-    /// Handles queued commands; blocks if there is nothing else to do. Returns whether to go on serving.
-    fn listen(&mut self) -> bool {
-        loop {
-            let (idle, now) = (self.jobs.is_empty(), Instant::now());
-            if self.drain.is_some_and(|end| idle || now >= end) {
-                return false;
-            }
-            let command = match idle {
-                false => match self.commands.try_recv() {
-                    Ok(command) => command,
-                    // If all handles are gone, accepted requests are still served.
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
-                },
-                true => match self.commands.recv_timeout(Duration::from_secs(3600)) {
-                    Ok(command) => command,
-                    Err(RecvTimeoutError::Timeout) => continue,
-                    Err(RecvTimeoutError::Disconnected) => return false,
-                },
-            };
-            match command {
-                Command::Submit(mut job) if job.left.is_empty() => job.place.answer(Ok(Vec::new())),
-                Command::Submit(job) => self.jobs.push_back(job),
-                Command::Drain(within) => self.drain = Some(now + within),
-            }
-        }
-    }
-
     /// Texts of the next step, each with its job and its index in it: one per job, round robin, while the budget lasts.
     /// The job whose text comes last is last the next time.
-    fn pick(&mut self) -> (Vec<(usize, usize)>, Vec<Item>) {
+    fn pick(&mut self) -> Texts {
         let (mut places, mut texts, mut tokens, mut weight) = (Vec::new(), Vec::<Item>::new(), 0, 0);
         let count = self.jobs.len();
         let mut turn = 0;
@@ -404,7 +324,7 @@ impl<B: Backend> Embedder<B> {
             let job = &mut self.jobs[at];
             match job.left.front() {
                 None => without += 1,
-                Some((_, text)) if !texts.is_empty() && tokens + text.rows() > self.worker.budget => {
+                Some((_, text)) if !texts.is_empty() && tokens + text.rows() > self.runner.budget => {
                     break;
                 }
                 Some(_) => {
@@ -423,86 +343,15 @@ impl<B: Backend> Embedder<B> {
             self.jobs.rotate_left(first);
             places.iter_mut().for_each(|(job, _)| *job = (*job + count - first) % count);
         }
-        self.alive.0.stats.waiting_tokens.fetch_sub(weight, Ordering::AcqRel);
-        (places, texts)
+        self.shared.stats.waiting_tokens.fetch_sub(weight, Ordering::AcqRel);
+        Texts { places, texts }
     }
 
-    /// Runs texts. If that fails, each is rerun alone, so that only the request at fault fails. Returns an error only
-    /// if the device is lost.
-    fn step(&mut self, places: Vec<(usize, usize)>, texts: Vec<Item>) -> Result<(), String> {
-        let stats = &self.alive.0.stats;
-        stats.steps.fetch_add(1, Ordering::Relaxed);
-        let mut jobs: Vec<usize> = places.iter().map(|(job, _)| *job).collect();
-        jobs.sort_unstable();
-        jobs.dedup();
-        stats.running.store(jobs.len(), Ordering::Relaxed);
-        let begun = Instant::now();
-        let whole = self.run_texts(&texts);
-        tracing::trace!("a step of {} texts took {:?}", texts.len(), begun.elapsed());
-        if let Err(StepError::Step(_)) = &whole {
-            stats.failed_steps.fetch_add(1, Ordering::Relaxed);
-        }
-        let outcomes: Vec<Result<Vec<f32>, String>> = match whole {
-            Ok(given) => given.into_iter().map(Ok).collect(),
-            Err(StepError::Lost(why)) => return Err(why),
-            Err(StepError::Step(why)) if texts.len() == 1 => vec![Err(why)],
-            Err(StepError::Step(why)) => {
-                tracing::error!("a step of {} texts failed: {why}; trying each alone", texts.len());
-                let alone = |text: &Item| match self.run_texts(std::slice::from_ref(text)) {
-                    Ok(given) => Ok(given.into_iter().next().ok_or_else(|| "it gave nothing".to_owned())),
-                    Err(StepError::Step(why)) => Ok(Err(why)),
-                    Err(StepError::Lost(why)) => Err(why),
-                };
-                texts.iter().map(alone).collect::<Result<_, String>>()?
-            }
-        };
-        let tokens: usize = texts.iter().map(Item::rows).sum();
+    /// Counts the texts of a finished step.
+    fn count(&self, batch: &Texts) {
+        let stats = &self.shared.stats;
         stats.running.store(0, Ordering::Relaxed);
-        stats.tokens.fetch_add(tokens as u64, Ordering::Relaxed);
-        stats.texts.fetch_add(texts.len() as u64, Ordering::Relaxed);
-        for ((job, place), outcome) in places.into_iter().zip(outcomes) {
-            let job = &mut self.jobs[job];
-            match outcome {
-                Ok(given) if given.iter().all(|x| x.is_finite()) => {
-                    job.given[place] = given;
-                    job.done += 1;
-                }
-                Ok(_) => {
-                    fail(job, "the model produced NaN or infinite values; its weights may be damaged".into())
-                }
-                Err(why) => fail(job, why),
-            }
-            if job.done == job.given.len() {
-                let given = std::mem::take(&mut job.given);
-                job.place.answer(Ok(given));
-            }
-        }
-        Ok(())
+        stats.tokens.fetch_add(batch.tokens() as u64, Ordering::Relaxed);
+        stats.texts.fetch_add(batch.items() as u64, Ordering::Relaxed);
     }
-
-    /// Runs texts; a panic is caught and returned as an error.
-    fn run_texts(&self, texts: &[Item]) -> Result<Vec<Vec<f32>>, StepError> {
-        match catch_unwind(AssertUnwindSafe(|| self.worker.run(texts))) {
-            Ok(Ok(given)) => Ok(given),
-            Ok(Err(e @ Error::Lost { .. })) => Err(StepError::Lost(e.to_string())),
-            Ok(Err(e)) => Err(StepError::Step(e.to_string())),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(StepError::Step(format!("an internal error, please report it: {text}")))
-            }
-        }
-    }
-}
-
-/// Fails a request. Its waiting texts are dropped before the next step.
-fn fail(job: &mut Job, why: String) {
-    tracing::error!("request failed: {why}");
-    job.place.answer(Err(Failure::Broken(why)));
-}
-
-/// Subtracts the waiting texts of a request that is gone from `waiting_tokens`.
-fn forget(shared: &Shared, job: &Job) {
-    let tokens: usize = job.left.iter().map(|(_, text)| text.weight()).sum();
-    shared.stats.waiting_tokens.fetch_sub(tokens, Ordering::AcqRel);
 }

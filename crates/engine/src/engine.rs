@@ -1,34 +1,29 @@
-//! [`Engine`]: the serving loop, on its own thread.
+//! The engine of decoders: generation. Each step computes a batch of the [`scheduler`](crate::scheduler) and sends its
+//! tokens to the requests.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use tallow_core::{Backend, Error};
+use tallow_core::Backend;
 
 use crate::answer::{Answer, TextStep};
 use crate::block_pool::{BlockPool, Chain};
+use crate::counts::StepCounts;
 use crate::handle::{
-    Command, Done, EngineGuard, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Submission,
-    Timings,
+    Command, Done, EngineGuard, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Stats,
+    Submission, Timings,
 };
-use crate::lora::{LoadedLora, LoraError as NotAdapted, LoraId, LoraRef};
+use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::runner::{Outcome, Runner, SampleInput};
 use crate::sampler::{NotFinite, Sampler};
 use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId, Unfit};
-
-/// Idle time after which every page is checked once: slow for a large KV cache, but no request waits then.
-const QUIET: Duration = Duration::from_secs(1);
+use crate::service::{self, BatchWorker, Lost, Messages, Service, SharedOf, StepError, Worker, run_batch};
 
 /// A model, its KV cache and its requests.
-pub struct Engine<B: Backend> {
-    // Dropped in this order on any exit: handles see that the engine has ended, waiting requests get their last event,
-    // and then the device is freed.
-    alive: EngineGuard,
-    commands: Receiver<Command>,
+struct Engine<B: Backend> {
+    // Dropped in this order: waiting requests get their last event, and then the device is freed.
     requests: HashMap<SeqId, Active>,
     scheduler: Scheduler,
     runner: Runner<B>,
@@ -36,12 +31,8 @@ pub struct Engine<B: Backend> {
     salts: std::hash::RandomState,
     next_id: u64,
     next_adapter: u64,
-    /// Deadline of draining, once draining has begun.
-    drain: Option<Instant>,
+    shared: SharedOf<Engine<B>>,
 }
-
-/// Result of each part of a batch.
-type Outcomes = Vec<Result<Outcome, NotFinite>>;
 
 /// An accepted request.
 struct Active {
@@ -71,10 +62,6 @@ impl Active {
         }
     }
 
-    fn fail(mut self, why: Failure) {
-        self.listener.tell(Event::Failed(why));
-    }
-
     fn done(mut self, text: String, reason: Finish) {
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
@@ -100,153 +87,137 @@ impl Active {
     }
 }
 
-/// Why a step failed.
-enum StepError {
-    /// The device is lost.
-    Lost(String),
-    /// One of the sequences is at fault, or the error may be transient.
-    Step(String),
-}
-
-impl From<Error> for StepError {
-    fn from(e: Error) -> StepError {
-        match e {
-            Error::Lost { .. } => StepError::Lost(e.to_string()),
-            e => StepError::Step(e.to_string()),
-        }
-    }
-}
-
 /// Starts an engine on its own thread. `runner` is called there because a device belongs to one thread; it returns the
 /// limits too, which may depend on the device's speed. Returns once both are made or have failed. Meanwhile `info` runs
 /// on the calling thread; if both fail, its error is returned.
-pub fn spawn<B: Backend, E: From<std::io::Error> + Send + 'static>(
+pub fn spawn<B: Backend + 'static, E: From<std::io::Error> + Send + 'static>(
     info: impl FnOnce() -> Result<Info, E>,
     runner: impl FnOnce() -> Result<(Runner<B>, Limits), E> + Send + 'static,
 ) -> Result<EngineHandle, E> {
-    let (made, when_made) = channel();
-    let (found_out, when_found_out) = channel();
-    let (begun, when_begun) = channel();
-    let thread = std::thread::Builder::new().name("tallow-engine".into()).spawn(move || match runner() {
-        Ok((runner, limits)) => {
-            let _ = made.send(Ok(()));
-            // Otherwise `info` failed and the engine is not needed.
-            if let Ok(info) = when_found_out.recv() {
-                let (handle, commands, alive) = EngineHandle::new(info);
-                let pool = BlockPool::new(alive.info().pages, alive.info().page_len);
-                let engine = Engine::new(runner, Scheduler::new(limits, pool), commands, alive);
-                let _ = begun.send(handle);
-                engine.run();
-            }
-        }
-        Err(why) => drop(made.send(Err(why))),
-    })?;
-    let info = info();
-    let gone = || std::io::Error::other("the engine's thread ended while the model was loaded").into();
-    let made = when_made.recv().unwrap_or_else(|_| Err(gone()));
-    let info = info?;
-    made?;
-    found_out.send(info).map_err(|_| gone())?;
-    let handle: EngineHandle = when_begun.recv().map_err(|_| gone())?;
-    handle.runs_on(thread);
-    Ok(handle)
+    service::spawn("tallow-engine", info, runner, |(runner, limits), shared: SharedOf<Engine<B>>| {
+        let pool = BlockPool::new(shared.info.pages, shared.info.page_len);
+        Engine::new(runner, Scheduler::new(limits, pool), shared)
+    })
 }
 
-impl<B: Backend> Engine<B> {
-    /// An engine that serves the requests from `commands`.
-    pub fn new(
-        runner: Runner<B>,
-        scheduler: Scheduler,
-        commands: Receiver<Command>,
-        alive: EngineGuard,
-    ) -> Engine<B> {
-        let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
-        alive.stats().decode_budget.store(scheduler.limits().decode_budget, Ordering::Relaxed);
-        Engine {
-            alive,
-            commands,
-            requests,
-            scheduler,
-            runner,
-            salts,
-            next_id: 0,
-            next_adapter: 0,
-            drain: None,
+/// Serves requests on this thread until all handles are dropped, draining is done, or the device is lost.
+pub fn serve<B: Backend>(
+    runner: Runner<B>,
+    scheduler: Scheduler,
+    messages: Messages<Command>,
+    guard: EngineGuard,
+) {
+    Service::new(messages, guard, |shared| Engine::new(runner, scheduler, shared)).run();
+}
+
+impl<B: Backend> Worker for Engine<B> {
+    type Command = Command;
+    type Info = Info;
+    type Stats = Stats;
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => self.submit(*submission),
+            // The caller may be gone.
+            Command::LoadLora(adoption, reply) => drop(reply.send(self.load_lora(*adoption))),
+            Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(name))),
         }
     }
 
-    /// Serves until all handles are dropped, draining is done, or the device is lost.
-    pub fn run(mut self) {
-        let why = self.serve();
-        // No requests are accepted from here on. Those still waiting, here or in the channel, get the reason when
-        // dropped.
-        self.alive.end(why);
+    fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    fn step(&mut self) -> Result<(), Lost> {
+        self.forget_abandoned();
+        if let Some(batch) = self.scheduler.next_batch() {
+            self.note_started(&batch);
+            self.fail_late();
+            self.shared.stats.step_sizes.add(service::Batch::tokens(&batch));
+            run_batch(self, batch)?;
+        }
+        if self.scheduler.is_idle() {
+            self.check_pages(cfg!(debug_assertions));
+        }
+        self.publish_stats();
+        Ok(())
+    }
+
+    fn check(&self) {
+        self.check_pages(true);
+    }
+
+    fn stop(&mut self) {
         let left: Vec<SeqId> = self.requests.keys().copied().collect();
         for id in left {
             self.take_out(id);
         }
     }
+}
 
-    /// The loop. Returns why it ended.
-    fn serve(&mut self) -> Failure {
-        while self.listen() {
-            // Journey, stop 3: the engine's loop: commands, the next batch, its tokens, the events.
-            self.forget_abandoned();
-            if let Some(batch) = self.scheduler.next_batch() {
-                self.note_started(&batch);
-                self.fail_late();
-                if let Err(lost) = self.step(&batch) {
-                    tracing::error!("{lost}; all requests fail");
-                    return Failure::Broken(format!("{lost}; restart the server"));
-                }
-            }
-            if self.scheduler.is_idle() {
-                self.check_pages(cfg!(debug_assertions));
-            }
-            self.publish_stats();
-        }
-        Failure::ShuttingDown
+impl service::Batch for Batch {
+    const ITEMS: &'static str = "sequences";
+
+    fn items(&self) -> usize {
+        self.parts.len()
     }
 
-    /// Handles queued commands; blocks if there is nothing else to do. Returns whether to go on serving.
-    fn listen(&mut self) -> bool {
-        let mut patience = QUIET;
-        loop {
-            let idle = self.scheduler.is_idle();
-            let now = Instant::now();
-            if self.drain.is_some_and(|end| idle || now >= end) {
-                return false;
-            }
-            let command = match (idle, self.drain) {
-                (false, _) => match self.commands.try_recv() {
-                    Ok(command) => command,
-                    Err(TryRecvError::Empty) => return true,
-                    // All handles are gone; accepted requests are still served.
-                    Err(TryRecvError::Disconnected) => return true,
-                },
-                (true, _) => match self.commands.recv_timeout(patience) {
-                    Ok(command) => command,
-                    Err(RecvTimeoutError::Timeout) => {
-                        if patience == QUIET {
-                            self.check_pages(true);
-                        }
-                        patience = Duration::from_secs(3600);
-                        continue;
-                    }
-                    Err(RecvTimeoutError::Disconnected) => return false,
-                },
-            };
-            match command {
-                Command::Submit(submission) => self.take(*submission),
-                // The caller may be gone.
-                Command::LoadLora(adoption, reply) => drop(reply.send(self.load_lora(*adoption))),
-                Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(name))),
-                Command::Drain { within } => self.drain = Some(now + within),
+    fn tokens(&self) -> usize {
+        self.parts.iter().map(|part| part.tokens.len()).sum()
+    }
+
+    fn split(self) -> Vec<Batch> {
+        self.parts.into_iter().map(|part| Batch { parts: vec![part] }).collect()
+    }
+}
+
+impl<B: Backend> BatchWorker for Engine<B> {
+    type Batch = Batch;
+    type Output = Result<Outcome, NotFinite>;
+
+    fn steps(&self) -> &StepCounts {
+        &self.shared.steps
+    }
+
+    fn compute(&self, batch: &Batch) -> Result<Vec<Self::Output>, StepError> {
+        let asked = |id: &SeqId| {
+            self.requests.get(id).map(|r| SampleInput { sampler: &r.sampler, prompt: &r.prompt })
+        };
+        let asked: Option<Vec<SampleInput<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
+        let asked =
+            asked.ok_or_else(|| StepError::Failed("a sequence without a request was scheduled".into()))?;
+        Ok(self.runner.run(batch, &asked)?)
+    }
+
+    /// Records a step's tokens and sends the events.
+    fn commit(&mut self, batch: Batch, outcomes: Vec<Self::Output>) {
+        let sampled = batch.parts.iter().zip(&outcomes);
+        let sampled: Vec<(SeqId, u32)> =
+            sampled.filter_map(|(part, o)| Some((part.id, o.as_ref().ok()?.next.as_ref()?.token))).collect();
+        // Journey, stop 8: the sampled tokens go to the scheduler and to the clients.
+        let progress = self.scheduler.commit(&batch, &sampled);
+        for (part, outcome) in batch.parts.iter().zip(outcomes) {
+            let full = progress.iter().any(|p| p.id == part.id && p.full);
+            match outcome {
+                Err(bad) => self.fail_request(part.id, bad.to_string()),
+                Ok(outcome) => self.tell(part, outcome, full),
             }
         }
     }
 
-    fn take(&mut self, submission: Submission) {
+    fn fail(&mut self, batch: Batch, why: &str) {
+        batch.parts.iter().for_each(|part| self.fail_request(part.id, why.to_owned()));
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    fn new(runner: Runner<B>, scheduler: Scheduler, shared: SharedOf<Engine<B>>) -> Engine<B> {
+        let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
+        shared.stats.decode_budget.store(scheduler.limits().decode_budget, Ordering::Relaxed);
+        Engine { requests, scheduler, runner, salts, next_id: 0, next_adapter: 0, shared }
+    }
+
+    fn submit(&mut self, submission: Submission) {
         let Submission { request, listener } = submission;
         let id = SeqId(self.next_id);
         self.next_id += 1;
@@ -254,9 +225,9 @@ impl<B: Backend> Engine<B> {
         let (max_new, all_logits) = (request.max_new, request.score_prompt);
         let (tokens, lora, client) = (request.prompt.clone(), request.adapter, request.client);
         let new = NewSeq { id, tokens, max_new, root, all_logits, lora, client };
-        let tokenizer = self.alive.info().tokenizer.clone();
+        let tokenizer = self.shared.info.tokenizer.clone();
         let (stops, stop_tokens) = (request.stops, request.stop_tokens);
-        let active = Active {
+        let mut active = Active {
             sampler: Sampler::new(request.sampling, &request.prompt),
             answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end)
                 .showing(request.shown),
@@ -271,13 +242,13 @@ impl<B: Backend> Engine<B> {
             first: None,
             listener,
         };
-        let vocab = self.alive.info().vocab;
+        let vocab = self.shared.info.vocab;
         let unknown =
             active.prompt.iter().find(|t| **t as usize >= vocab).map(|t| Unfit::Unknown { token: *t, vocab });
         let gone = active.adapter.filter(|id| !self.runner.adapters().accepts(*id)).map(|_| Unfit::NoAdapter);
         match unknown.or(gone).map_or_else(|| self.scheduler.submit(new), Err) {
             Ok(()) => drop(self.requests.insert(id, active)),
-            Err(unfit) => active.fail(unfit.into()),
+            Err(unfit) => active.listener.end(Err(unfit.into())),
         }
     }
 
@@ -293,32 +264,32 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Loads a LoRA adapter.
-    fn load_lora(&mut self, adoption: LoadLora) -> Result<(), NotAdapted> {
+    fn load_lora(&mut self, adoption: LoadLora) -> Result<(), LoraError> {
         let LoadLora { name, file, scale } = adoption;
-        self.alive.check_name(&name)?;
+        self.shared.check_name(&name)?;
         let (needs, room, used) =
-            (file.bytes(), self.alive.info().adapter_room, self.runner.adapters().bytes());
+            (file.bytes(), self.shared.info.adapter_room, self.runner.adapters().bytes());
         if used.saturating_add(needs) > room {
-            return Err(NotAdapted::Full { needs, room, used });
+            return Err(LoraError::Full { needs, room, used });
         }
         let id = LoraId(self.next_adapter);
         self.next_adapter += 1;
         self.runner.load_lora(id, &file)?;
         tracing::info!("adapter {name:?} is loaded from {}", file.path.display());
-        let mut all = self.alive.adapters();
+        let mut all = self.shared.stats.adapters();
         all.push(LoadedLora { name, path: file.path, lora: LoraRef { id, scale } });
-        self.alive.list(all);
+        self.shared.list(all);
         Ok(())
     }
 
     /// Unloads a LoRA adapter: no new request can use it.
-    fn unload_lora(&mut self, name: String) -> Result<(), NotAdapted> {
-        let mut all = self.alive.adapters();
+    fn unload_lora(&mut self, name: String) -> Result<(), LoraError> {
+        let mut all = self.shared.stats.adapters();
         let Some(at) = all.iter().position(|a| a.name == name) else {
-            return Err(NotAdapted::Unknown(name));
+            return Err(LoraError::Unknown(name));
         };
         let id = all.remove(at).lora.id;
-        self.alive.list(all);
+        self.shared.list(all);
         self.runner.adapters_mut().unload(id);
         self.evict_loras();
         tracing::info!("adapter {name:?} is unloaded");
@@ -342,12 +313,12 @@ impl<B: Backend> Engine<B> {
 
     /// Fails requests that have waited for a slot for `queue_timeout` or longer.
     fn fail_late(&mut self) {
-        let Some(limit) = self.alive.info().queue_timeout else { return };
+        let Some(limit) = self.shared.info.queue_timeout else { return };
         let late = |r: &Active| r.started.is_none() && r.submitted.elapsed() >= limit;
         let late: Vec<SeqId> = self.requests.iter().filter(|(_, r)| late(r)).map(|(id, _)| *id).collect();
         for id in late {
-            if let Some(request) = self.take_out(id) {
-                request.fail(Failure::QueueTimeout(limit));
+            if let Some(mut request) = self.take_out(id) {
+                request.listener.end(Err(Failure::QueueTimeout(limit)));
             }
         }
     }
@@ -363,94 +334,20 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Runs a batch. If that fails, each part is rerun alone, so that only the request at fault fails. Returns an error
-    /// only if the device is lost.
-    fn step(&mut self, batch: &Batch) -> Result<(), String> {
-        let (stats, begun) = (self.alive.stats(), Instant::now());
-        let tokens: usize = batch.parts.iter().map(|part| part.tokens.len()).sum();
-        stats.steps.fetch_add(1, Ordering::Relaxed);
-        stats.step_sizes.add(tokens);
-        let ran = self.run_batch(batch);
-        tracing::trace!(
-            "a step of {} sequences and {tokens} tokens took {:?}",
-            batch.parts.len(),
-            begun.elapsed()
-        );
-        if let Err(StepError::Step(_)) = &ran {
-            stats.failed_steps.fetch_add(1, Ordering::Relaxed);
-        }
-        match ran {
-            Err(StepError::Step(why)) if batch.parts.len() > 1 => {
-                tracing::error!("a step of {} sequences failed: {why}; trying each alone", batch.parts.len());
-                batch.parts.iter().try_for_each(|part| {
-                    let alone = Batch { parts: vec![part.clone()] };
-                    let ran = self.run_batch(&alone);
-                    self.settle(&alone, ran)
-                })
-            }
-            ran => self.settle(batch, ran),
-        }
-    }
-
-    /// Handles the result of a batch.
-    fn settle(&mut self, batch: &Batch, ran: Result<Outcomes, StepError>) -> Result<(), String> {
-        match ran {
-            Ok(outcomes) => self.commit(batch, outcomes),
-            Err(StepError::Step(why)) => batch.parts.iter().for_each(|part| self.fail(part.id, why.clone())),
-            Err(StepError::Lost(why)) => return Err(why),
-        }
-        Ok(())
-    }
-
-    /// Runs a batch; a panic is caught and returned as an error.
-    fn run_batch(&self, batch: &Batch) -> Result<Outcomes, StepError> {
-        let asked = |id: &SeqId| {
-            self.requests.get(id).map(|r| SampleInput { sampler: &r.sampler, prompt: &r.prompt })
-        };
-        let asked: Option<Vec<SampleInput<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
-        let asked =
-            asked.ok_or_else(|| StepError::Step("a sequence without a request was scheduled".into()))?;
-        match catch_unwind(AssertUnwindSafe(|| self.runner.run(batch, &asked))) {
-            Ok(outcomes) => Ok(outcomes?),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-                Err(StepError::Step(format!("an internal error, please report it: {text}")))
-            }
-        }
-    }
-
     /// Removes a request and its sequence. Its pages are freed before its last event is sent.
     fn take_out(&mut self, id: SeqId) -> Option<Active> {
         self.scheduler.drop_seq(id);
-        self.publish_stats();
         let request = self.requests.remove(&id);
         if request.as_ref().is_some_and(|r| r.adapter.is_some()) {
             self.evict_loras();
         }
+        self.publish_stats();
         request
     }
 
-    fn fail(&mut self, id: SeqId, why: String) {
-        if let Some(request) = self.take_out(id) {
-            tracing::error!("request failed: {why}");
-            request.fail(Failure::Broken(why));
-        }
-    }
-
-    /// Records a step's tokens and sends the events.
-    fn commit(&mut self, batch: &Batch, outcomes: Outcomes) {
-        let sampled = batch.parts.iter().zip(&outcomes);
-        let sampled: Vec<(SeqId, u32)> =
-            sampled.filter_map(|(part, o)| Some((part.id, o.as_ref().ok()?.next.as_ref()?.token))).collect();
-        // Journey, stop 8: the sampled tokens go to the scheduler and to the clients.
-        let progress = self.scheduler.commit(batch, &sampled);
-        for (part, outcome) in batch.parts.iter().zip(outcomes) {
-            let full = progress.iter().any(|p| p.id == part.id && p.full);
-            match outcome {
-                Err(bad) => self.fail(part.id, bad.to_string()),
-                Ok(outcome) => self.tell(part, outcome, full),
-            }
+    fn fail_request(&mut self, id: SeqId, why: String) {
+        if let Some(mut request) = self.take_out(id) {
+            request.listener.fail(why);
         }
     }
 
@@ -470,7 +367,7 @@ impl<B: Backend> Engine<B> {
             request.first.get_or_insert_with(Instant::now);
             request.new_tokens += 1;
             request.sampler.accept(choice.token);
-            self.alive.stats().new_tokens.fetch_add(1, Ordering::Relaxed);
+            self.shared.stats.new_tokens.fetch_add(1, Ordering::Relaxed);
             match request.answer.push(choice.token) {
                 TextStep::More(text) => request.listener.tell(Event::Piece { text, choice }),
                 TextStep::Stop(text, stop) => {
@@ -484,7 +381,7 @@ impl<B: Backend> Engine<B> {
             && let Some(mut request) = self.take_out(id)
         {
             let rest = if matches!(reason, Finish::Stop(_)) { String::new() } else { request.answer.rest() };
-            self.alive.stats().prompt_tokens.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
+            self.shared.stats.prompt_tokens.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
             request.done(rest, reason);
         }
     }
@@ -495,22 +392,20 @@ impl<B: Backend> Engine<B> {
         let counts = self.scheduler.pool().at_rest();
         let found = counts.and_then(|()| if closely { self.scheduler.check() } else { Ok(()) });
         if let Err(why) = found {
-            self.alive.stats().page_faults.fetch_add(1, Ordering::Relaxed);
+            self.shared.stats.page_faults.fetch_add(1, Ordering::Relaxed);
             tracing::error!("the cache's pages are not in order, please report it: {why}");
         }
     }
 
     fn publish_stats(&self) {
-        let (stats, counts) = (self.alive.stats(), self.scheduler.counts());
+        let (stats, counts) = (&self.shared.stats, self.scheduler.counts());
         stats.running.store(self.scheduler.running(), Ordering::Relaxed);
         stats.waiting.store(self.scheduler.waiting(), Ordering::Relaxed);
         stats.pages_in_use.store(self.scheduler.pool().in_use(), Ordering::Relaxed);
         stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
         stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);
         stats.preemptions.store(counts.preemptions, Ordering::Relaxed);
-        if !self.runner.adapters().is_empty() {
-            let worn = self.requests.values().filter_map(|r| Some((r.adapter?, r.started.is_some())));
-            self.alive.use_lora(worn);
-        }
+        let worn = self.requests.values().filter_map(|r| Some((r.adapter?, r.started.is_some())));
+        self.shared.use_lora(worn);
     }
 }

@@ -1,23 +1,23 @@
-//! [`EngineHandle`]: the interface of an engine, whatever backend it runs on.
+//! [`EngineHandle`]: the interface of a generation engine, whatever backend it runs on.
 //!
 //! Commands go in; events come out, on one channel per request. Dropping the receiver cancels the request. Every
 //! accepted request gets exactly one last event, whatever happens to the engine.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tallow_models::adapter::AdapterFile;
 use tallow_text::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::admission::Admission;
+use crate::admission::{Reply, Ticket};
 use crate::counts::StepSizes;
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
 use crate::sampler::{Choice, Sampling};
 use crate::scheduler::ClientId;
+use crate::service::{Guard, Handle, Shared};
 
 /// A generation request.
 #[derive(Clone, Debug, Default)]
@@ -174,11 +174,6 @@ pub enum Command {
     /// Unload the adapter of that name: no new request can use it, and it is freed once no request does. Replies with
     /// the result.
     UnloadLora(String, Sender<Result<(), LoraError>>),
-    /// Finish running and waiting requests, accept no more, and end. Requests that are not done in time fail.
-    Drain {
-        /// Time limit.
-        within: Duration,
-    },
 }
 
 /// A LoRA adapter to load.
@@ -202,43 +197,62 @@ pub struct Submission {
 }
 
 /// Sending end of a request's events. The request counts as admitted until the last event, which drop guarantees.
-#[derive(Debug)]
-pub struct Listener {
-    events: UnboundedSender<Event>,
-    /// Whether the last event has been sent.
-    ended: bool,
-    unread: Option<Arc<dyn Unread>>,
-    shared: Arc<Shared>,
-}
+pub type Listener = Ticket<EventSender>;
 
 impl Listener {
     /// Sends an event. Events after the last one are ignored.
     pub fn tell(&mut self, event: Event) {
-        if !self.ended {
-            let event = match &self.unread {
-                Some(unread) if !unread.told(event.bytes()) => Event::Failed(Failure::Unread),
-                _ => event,
-            };
-            self.ended = matches!(event, Event::Done(_) | Event::Failed(_));
-            if self.ended {
-                // Release admission first, so that a client that retries on the last event is admitted.
-                self.shared.admission.release();
+        match event {
+            Event::Done(done) => self.end(Ok(done)),
+            Event::Failed(why) => self.end(Err(why)),
+            event => {
+                if let Some(Err(why)) = self.reply().map(|events| events.send(event)) {
+                    self.end(Err(why));
+                }
             }
-            // A closed channel is detected by `is_gone`.
-            let _ = self.events.send(event);
         }
-    }
-
-    /// Whether the receiver is dropped or the last event has been sent.
-    pub fn is_gone(&self) -> bool {
-        self.ended || self.events.is_closed()
     }
 }
 
-impl Drop for Listener {
-    /// Guarantees the last event, whatever happens to the engine or to requests in the channel.
-    fn drop(&mut self) {
-        self.tell(Event::Failed(self.shared.admission.shutdown_reason()));
+/// Channel of a request's events.
+#[derive(Debug)]
+pub struct EventSender {
+    channel: UnboundedSender<Event>,
+    unread: Option<Arc<dyn Unread>>,
+}
+
+impl EventSender {
+    /// Counts an event's bytes. Fails if too many are unread.
+    fn count(&self, event: &Event) -> Result<(), Failure> {
+        match &self.unread {
+            Some(unread) if !unread.told(event.bytes()) => Err(Failure::Unread),
+            _ => Ok(()),
+        }
+    }
+
+    fn send(&self, event: Event) -> Result<(), Failure> {
+        self.count(&event)?;
+        // A closed channel is detected by `is_gone`.
+        let _ = self.channel.send(event);
+        Ok(())
+    }
+}
+
+impl Reply for EventSender {
+    type Done = Done;
+
+    fn is_gone(&self) -> bool {
+        self.channel.is_closed()
+    }
+
+    fn end(self, how: Result<Done, Failure>) {
+        let event = how.map_or_else(Event::Failed, Event::Done);
+        let event = match event {
+            // It replaces an event that has been counted.
+            Event::Failed(Failure::Unread) => event,
+            event => self.count(&event).map_or_else(Event::Failed, |()| event),
+        };
+        let _ = self.channel.send(event);
     }
 }
 
@@ -290,70 +304,33 @@ pub struct Stats {
     pub prefix_hits: AtomicU64,
     /// Preempted sequences.
     pub preemptions: AtomicU64,
-    /// Steps run.
-    pub steps: AtomicU64,
     /// Histogram of tokens per step.
     pub step_sizes: StepSizes,
-    /// Failed steps. A failed step of several sequences is rerun one sequence at a time.
-    pub failed_steps: AtomicU64,
     /// How often the idle check found pages unaccounted for.
     pub page_faults: AtomicU64,
-}
-
-/// State shared by the handles and the engine.
-#[derive(Debug)]
-pub struct Shared {
-    /// Constant properties.
-    pub info: Info,
-    /// Counters and gauges.
-    pub stats: Stats,
     adapters: RwLock<Vec<LoadedLora>>,
     adapter_use: RwLock<LoraUse>,
-    admission: Admission,
-    /// The engine's thread, if [`spawn`](crate::engine::spawn) started one.
-    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Stats {
+    /// Loaded LoRA adapters that requests can select, in order of loading.
+    pub(crate) fn adapters(&self) -> Vec<LoadedLora> {
+        self.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// Handle of an engine. Clones refer to the same engine.
-#[derive(Clone, Debug)]
-pub struct EngineHandle {
-    commands: Sender<Command>,
-    shared: Arc<Shared>,
-}
+pub type EngineHandle = Handle<Command, Info, Stats>;
 
 impl EngineHandle {
-    /// A handle, and the engine's ends of it.
-    pub fn new(info: Info) -> (EngineHandle, std::sync::mpsc::Receiver<Command>, EngineGuard) {
-        let (commands, receiver) = std::sync::mpsc::channel();
-        let shared = Arc::new(Shared {
-            info,
-            stats: Stats::default(),
-            adapters: RwLock::default(),
-            adapter_use: RwLock::default(),
-            admission: Admission::default(),
-            thread: Mutex::default(),
-        });
-        (EngineHandle { commands, shared: shared.clone() }, receiver, EngineGuard(shared))
-    }
-
-    /// Constant properties.
-    pub fn info(&self) -> &Info {
-        &self.shared.info
-    }
-
-    /// Counters and gauges.
-    pub fn stats(&self) -> &Stats {
-        &self.shared.stats
-    }
-
     /// Loaded LoRA adapters that requests can select, in order of loading.
     pub fn loras(&self) -> Vec<LoadedLora> {
-        self.shared.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stats().adapters()
     }
 
     /// LoRA adapters in use by requests.
     pub fn lora_use(&self) -> LoraUse {
-        self.shared.adapter_use.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.stats().adapter_use.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Loads a LoRA adapter. Blocks until done; running steps are delayed too.
@@ -369,29 +346,8 @@ impl EngineHandle {
     fn ask(&self, command: impl FnOnce(Sender<Result<(), LoraError>>) -> Command) -> Result<(), LoraError> {
         self.ready()?;
         let (reply, answer) = channel();
-        let gone = || LoraError::Ended(self.shared.admission.shutdown_reason());
-        self.commands.send(command(reply)).map_err(|_| gone())?;
-        answer.recv().map_err(|_| gone())?
-    }
-
-    /// Running and waiting requests.
-    pub fn taken(&self) -> usize {
-        self.shared.admission.admitted()
-    }
-
-    /// Whether requests are accepted; if not, why.
-    pub fn ready(&self) -> Result<(), Failure> {
-        self.shared.admission.ready()
-    }
-
-    /// Whether requests are accepted.
-    pub fn is_ready(&self) -> bool {
-        self.ready().is_ok()
-    }
-
-    /// Whether the engine is running.
-    pub fn is_alive(&self) -> bool {
-        self.shared.admission.is_alive()
+        self.send(command(reply));
+        answer.recv().unwrap_or_else(|_| Err(LoraError::Ended(self.shutdown_reason())))
     }
 
     /// Submits a request. Its events come through the receiver; dropping the receiver cancels it.
@@ -406,62 +362,24 @@ impl EngineHandle {
         request: Request,
         unread: Option<Arc<dyn Unread>>,
     ) -> Result<UnboundedReceiver<Event>, Failure> {
-        self.shared.admission.admit(self.info().slots + self.info().queue)?;
-        let (events, receiver) = unbounded_channel();
-        let listener = Listener { events, ended: false, unread, shared: self.shared.clone() };
-        let sent = self.commands.send(Command::Submit(Box::new(Submission { request, listener })));
-        sent.map_err(|_| self.shared.admission.shutdown_reason())?;
+        let (channel, receiver) = unbounded_channel();
+        let listener = self.admit(self.info().slots + self.info().queue, EventSender { channel, unread })?;
+        self.send(Command::Submit(Box::new(Submission { request, listener })));
         Ok(receiver)
-    }
-
-    /// Stores the engine's thread, for [`close`](Self::close).
-    pub(crate) fn runs_on(&self, thread: JoinHandle<()>) {
-        *self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-    }
-
-    /// Ends the engine at once; running requests fail. Returns once its device memory has been freed.
-    pub fn close(self) {
-        self.drain(Duration::ZERO);
-        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A panic of the engine was reported where it happened.
-        let _ = thread.map(JoinHandle::join);
-    }
-
-    /// Drains: the engine finishes its requests within a time limit and ends. Returns immediately.
-    pub fn drain(&self, within: Duration) {
-        self.shared.admission.drain();
-        // The engine may have ended already.
-        let _ = self.commands.send(Command::Drain { within });
     }
 }
 
 /// Held by the engine's thread. Dropping it marks the engine as ended.
-#[derive(Debug)]
-pub struct EngineGuard(Arc<Shared>);
+pub type EngineGuard = Guard<Info, Stats>;
 
-impl EngineGuard {
-    /// Constant properties.
-    pub fn info(&self) -> &Info {
-        &self.0.info
-    }
-
-    /// Counters and gauges.
-    pub fn stats(&self) -> &Stats {
-        &self.0.stats
-    }
-
-    /// Loaded LoRA adapters that requests can select.
-    pub fn adapters(&self) -> Vec<LoadedLora> {
-        self.0.adapters.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
+impl Shared<Info, Stats> {
     /// Sets the LoRA adapters that requests can select.
     pub fn list(&self, adapters: Vec<LoadedLora>) {
-        *self.0.adapters.write().unwrap_or_else(PoisonError::into_inner) = adapters;
+        *self.stats.adapters.write().unwrap_or_else(PoisonError::into_inner) = adapters;
     }
 
     /// Sets the LoRA adapters in use; `true` marks those of running requests.
-    pub fn use_lora(&self, worn: impl Iterator<Item = (LoraId, bool)>) {
+    pub(crate) fn use_lora(&self, worn: impl Iterator<Item = (LoraId, bool)>) {
         let mut now = LoraUse::default();
         for (id, runs) in worn {
             let some = if runs { &mut now.running } else { &mut now.waiting };
@@ -469,25 +387,13 @@ impl EngineGuard {
                 some.insert(at, id);
             }
         }
-        *self.0.adapter_use.write().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.stats.adapter_use.write().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     /// Whether the name is free for an adapter.
-    pub fn check_name(&self, name: &str) -> Result<(), LoraError> {
+    pub(crate) fn check_name(&self, name: &str) -> Result<(), LoraError> {
         let taken =
-            self.info().names.iter().any(|n| n == name) || self.adapters().iter().any(|a| a.name == name);
+            self.info.names.iter().any(|n| n == name) || self.stats.adapters().iter().any(|a| a.name == name);
         if taken { Err(LoraError::Taken(name.into())) } else { Ok(()) }
-    }
-
-    /// Ends the engine with a reason. No more requests are accepted; unfinished requests fail with the first reason
-    /// given.
-    pub fn end(&self, why: Failure) {
-        self.0.admission.end(why);
-    }
-}
-
-impl Drop for EngineGuard {
-    fn drop(&mut self) {
-        self.end(self.0.admission.shutdown_reason());
     }
 }

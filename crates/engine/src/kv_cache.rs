@@ -11,7 +11,7 @@ use tallow_models::spec::DecoderSpec;
 pub struct KvPool<B: Backend> {
     layers: Vec<LayerCache<B>>,
     /// For each slot, if the model is recurrent: whether the second of its two state rows is the current one.
-    turned: RefCell<Vec<bool>>,
+    states_swapped: RefCell<Vec<bool>>,
 }
 
 /// Dimensions of a KV cache.
@@ -52,8 +52,8 @@ impl<B: Backend> KvPool<B> {
         let KvShape { dtype, page_len, pages, sequences } = shape;
         let layer = |l| LayerCache::new(b, l, dtype, [pages, page_len], sequences);
         let layers = spec.layers.iter().map(layer).collect::<Result<_>>()?;
-        let places = if spec.is_recurrent() { sequences } else { 0 };
-        Ok(KvPool { layers, turned: RefCell::new(vec![false; places]) })
+        let slots = if spec.is_recurrent() { sequences } else { 0 };
+        Ok(KvPool { layers, states_swapped: RefCell::new(vec![false; slots]) })
     }
 
     /// Each layer's cache.
@@ -62,22 +62,22 @@ impl<B: Backend> KvPool<B> {
     }
 
     /// State rows of the sequences in these slots for their next step; empty if the model is not recurrent.
-    pub fn states(&self, places: impl Iterator<Item = usize>) -> Vec<StateRows> {
-        let turned = self.turned.borrow();
-        let rows = |place: usize| {
+    pub fn states(&self, slots: impl Iterator<Item = usize>) -> Vec<StateRows> {
+        let states_swapped = self.states_swapped.borrow();
+        let rows = |slot: usize| {
             // A slot out of range is rejected by the ops that read the states.
-            let second = u32::from(turned.get(place).copied().unwrap_or(false));
-            StateRows { from: 2 * place as u32 + second, to: 2 * place as u32 + 1 - second }
+            let second = u32::from(states_swapped.get(slot).copied().unwrap_or(false));
+            StateRows { from: 2 * slot as u32 + second, to: 2 * slot as u32 + 1 - second }
         };
-        if turned.is_empty() { Vec::new() } else { places.map(rows).collect() }
+        if states_swapped.is_empty() { Vec::new() } else { slots.map(rows).collect() }
     }
 
     /// Call after a successful step of the sequences in these slots: swaps their state rows.
-    pub fn swap_states(&self, places: impl Iterator<Item = usize>) {
-        let mut turned = self.turned.borrow_mut();
-        for place in places {
-            if let Some(turned) = turned.get_mut(place) {
-                *turned = !*turned;
+    pub fn swap_states(&self, slots: impl Iterator<Item = usize>) {
+        let mut states_swapped = self.states_swapped.borrow_mut();
+        for slot in slots {
+            if let Some(swapped) = states_swapped.get_mut(slot) {
+                *swapped = !*swapped;
             }
         }
     }

@@ -2,11 +2,11 @@
 //!
 //! A [`scheduler`] picks sequences, [`plan`] turns them into a step, a [`runner`] runs it and samples tokens, a
 //! [`block_pool`] owns the pages of the KV cache, [`step_budget`] calibrates the tokens per step. An [`engine`] does
-//! that in a loop and is controlled through a [`handle`]. Requests may use LoRA adapters ([`lora`]). An [`embedder`]
+//! that step by step and is controlled through a [`handle`]. Requests may use LoRA adapters ([`lora`]). An [`embedder`]
 //! serves encoders (embeddings, reranking), [`seq2seq`] serves encoder-decoder models, and [`transcribe`] runs speech
-//! recognition on it.
+//! recognition on it. All three run in one loop, the [`service`].
 
-mod admission;
+pub mod admission;
 pub mod answer;
 pub mod block_pool;
 pub mod counts;
@@ -20,6 +20,7 @@ pub mod runner;
 pub mod sampler;
 pub mod scheduler;
 pub mod seq2seq;
+pub mod service;
 pub mod sim;
 pub mod step_budget;
 pub mod transcribe;

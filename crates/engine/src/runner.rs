@@ -86,7 +86,7 @@ impl<B: Backend> Runner<B> {
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
         let logits = self.compute(batch, see)?;
-        self.kv.swap_states(places(batch));
+        self.kv.swap_states(slots(batch));
         Ok(logits)
     }
 
@@ -97,7 +97,7 @@ impl<B: Backend> Runner<B> {
         batch: &Batch,
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
-        let step = Step { states: self.kv.states(places(batch)), ..plan::build(batch, self.page_len) };
+        let step = Step { states: self.kv.states(slots(batch)), ..plan::build(batch, self.page_len) };
         let plan = StepPlan::new(&self.b, step)?.adapted(self.adapters.of(&batch.parts)?)?;
         let x = self.decoder.forward(&self.b, &plan, self.kv.layers(), see)?;
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
@@ -125,7 +125,7 @@ impl<B: Backend> Runner<B> {
             outcome(part, asked, rows, needs.likely.map(|of| likely.of(of)))
         });
         let outcomes = outcomes.collect();
-        self.kv.swap_states(places(batch));
+        self.kv.swap_states(slots(batch));
         Ok(outcomes)
     }
 
@@ -249,7 +249,7 @@ fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
 }
 
 /// Slots of a batch's sequences.
-fn places(batch: &Batch) -> impl Iterator<Item = usize> {
+fn slots(batch: &Batch) -> impl Iterator<Item = usize> {
     batch.parts.iter().map(|part| part.slot.0 as usize)
 }
 

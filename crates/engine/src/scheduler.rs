@@ -458,12 +458,12 @@ impl Scheduler {
         let decoding = shares.iter().sum::<usize>();
         let mut budget = if decoding > 0 { self.limits.decode_budget } else { self.limits.budget } - decoding;
         let mut scored_budget = self.limits.all_logits;
-        let mut hungry: Vec<usize> = (0..shares.len()).filter(|i| !self.running[*i].decodes()).collect();
+        let mut prefilling: Vec<usize> = (0..shares.len()).filter(|i| !self.running[*i].decodes()).collect();
         // Sequences that need less than an even share leave the rest to the others.
-        hungry.sort_by_key(|i| most(&self.running[*i]));
-        let mut left = hungry.len();
-        let mut scored_left = hungry.iter().filter(|i| self.running[**i].all_logits).count();
-        for i in hungry {
+        prefilling.sort_by_key(|i| most(&self.running[*i]));
+        let mut left = prefilling.len();
+        let mut scored_left = prefilling.iter().filter(|i| self.running[**i].all_logits).count();
+        for i in prefilling {
             let seq = &self.running[i];
             shares[i] = seq.left().min(budget.div_ceil(left));
             if seq.all_logits {

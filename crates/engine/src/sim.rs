@@ -2,17 +2,18 @@
 //!
 //! For tests of engine clients: streams, stop strings, limits, overload, and engines that break down.
 
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::answer::{Answer, TextStep};
 use crate::handle::{
-    Command, Done, EngineGuard, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Request,
+    Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Request, Stats,
     Submission, Timings,
 };
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::sampler::{Choice, Scored};
 use crate::scheduler::Unfit;
+use crate::service::{Lost, Service, SharedOf, Worker};
 
 /// Behaviour of a simulated engine.
 #[derive(Clone, Debug)]
@@ -29,14 +30,11 @@ pub struct Script {
 
 /// A simulated engine.
 struct SimEngine {
-    // Dropped in the same order as in `Engine`.
-    alive: EngineGuard,
-    commands: Receiver<Command>,
+    shared: SharedOf<SimEngine>,
     script: Script,
     active: Vec<Talk>,
     waiting: Vec<Talk>,
     given: usize,
-    drain: Option<Instant>,
 }
 
 struct Talk {
@@ -49,93 +47,89 @@ struct Talk {
 
 /// Starts a simulated engine.
 pub fn start(info: Info, script: Script) -> EngineHandle {
-    let (handle, commands, alive) = EngineHandle::new(info);
+    let (handle, messages, guard) = EngineHandle::new(info);
     std::thread::spawn(move || {
         let (active, waiting) = (Vec::new(), Vec::new());
-        SimEngine { alive, commands, script, active, waiting, given: 0, drain: None }.run();
+        Service::new(messages, guard, |shared| SimEngine { shared, script, active, waiting, given: 0 }).run();
     });
     handle
 }
 
-impl SimEngine {
-    fn run(mut self) {
-        while self.listen() {
-            self.active.retain(|t| !t.listener.is_gone());
-            self.waiting.retain(|t| !t.listener.is_gone());
-            while self.active.len() < self.alive.info().slots && !self.waiting.is_empty() {
-                let mut talk = self.waiting.remove(0);
-                talk.listener.tell(Event::Started { cached: 0 });
-                self.active.push(talk);
-            }
-            for talk in std::mem::take(&mut self.active) {
-                let goes_on = self.turn(talk);
-                self.active.extend(goes_on);
-            }
-            self.stats();
-            self.alive.stats().step_sizes.add(self.active.len());
-            std::thread::sleep(self.script.pace);
+impl Worker for SimEngine {
+    type Command = Command;
+    type Info = Info;
+    type Stats = Stats;
+
+    fn take(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => self.submit(*submission),
+            Command::LoadLora(adoption, reply) => drop(reply.send(self.load_lora(*adoption))),
+            Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(&name))),
         }
-        self.alive.end(Failure::ShuttingDown);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.active.is_empty() && self.waiting.is_empty()
+    }
+
+    fn step(&mut self) -> Result<(), Lost> {
+        self.active.retain(|t| !t.listener.is_gone());
+        self.waiting.retain(|t| !t.listener.is_gone());
+        while self.active.len() < self.shared.info.slots && !self.waiting.is_empty() {
+            let mut talk = self.waiting.remove(0);
+            talk.listener.tell(Event::Started { cached: 0 });
+            self.active.push(talk);
+        }
+        for talk in std::mem::take(&mut self.active) {
+            let goes_on = self.advance(talk);
+            self.active.extend(goes_on);
+        }
+        self.publish_stats();
+        self.shared.stats.step_sizes.add(self.active.len());
+        std::thread::sleep(self.script.pace);
+        Ok(())
+    }
+
+    fn stop(&mut self) {
         self.active.clear();
         self.waiting.clear();
-        self.stats();
+        self.publish_stats();
     }
+}
 
-    fn stats(&self) {
-        let stats = self.alive.stats();
-        stats.running.store(self.active.len(), std::sync::atomic::Ordering::Relaxed);
-        stats.waiting.store(self.waiting.len(), std::sync::atomic::Ordering::Relaxed);
+impl SimEngine {
+    fn publish_stats(&self) {
+        let stats = &self.shared.stats;
+        stats.running.store(self.active.len(), Ordering::Relaxed);
+        stats.waiting.store(self.waiting.len(), Ordering::Relaxed);
         let worn = |talk: &Talk, runs| talk.request.adapter.map(|worn| (worn.id, runs));
         let running = self.active.iter().filter_map(|talk| worn(talk, true));
-        self.alive.use_lora(running.chain(self.waiting.iter().filter_map(|talk| worn(talk, false))));
-    }
-
-    fn listen(&mut self) -> bool {
-        loop {
-            let idle = self.active.is_empty() && self.waiting.is_empty();
-            if self.drain.is_some_and(|end| idle || Instant::now() >= end) {
-                return false;
-            }
-            let command = match self.commands.try_recv() {
-                Ok(command) => Ok(command),
-                Err(TryRecvError::Empty) if !idle => return true,
-                Err(TryRecvError::Empty) => self.commands.recv().map_err(drop),
-                Err(TryRecvError::Disconnected) if !idle => return true,
-                Err(TryRecvError::Disconnected) => Err(()),
-            };
-            match command {
-                Ok(Command::Submit(submission)) => self.take(*submission),
-                Ok(Command::LoadLora(adoption, reply)) => drop(reply.send(self.load_lora(*adoption))),
-                Ok(Command::UnloadLora(name, reply)) => drop(reply.send(self.unload_lora(&name))),
-                Ok(Command::Drain { within }) => self.drain = Some(Instant::now() + within),
-                Err(()) => return false,
-            }
-        }
+        self.shared.use_lora(running.chain(self.waiting.iter().filter_map(|talk| worn(talk, false))));
     }
 
     /// Lists a LoRA adapter; it has no effect on the answers.
     fn load_lora(&mut self, adoption: LoadLora) -> Result<(), LoraError> {
         let LoadLora { name, file, scale } = adoption;
-        self.alive.check_name(&name)?;
-        let mut all = self.alive.adapters();
+        self.shared.check_name(&name)?;
+        let mut all = self.shared.stats.adapters();
         let id = LoraId(all.iter().map(|a| a.lora.id.0 + 1).max().unwrap_or(0));
         all.push(LoadedLora { name, path: file.path, lora: LoraRef { id, scale } });
-        self.alive.list(all);
+        self.shared.list(all);
         Ok(())
     }
 
     fn unload_lora(&mut self, name: &str) -> Result<(), LoraError> {
-        let mut all = self.alive.adapters();
+        let mut all = self.shared.stats.adapters();
         let before = all.len();
         all.retain(|a| a.name != name);
         let found = all.len() < before;
-        self.alive.list(all);
+        self.shared.list(all);
         if found { Ok(()) } else { Err(LoraError::Unknown(name.into())) }
     }
 
-    fn take(&mut self, submission: Submission) {
+    fn submit(&mut self, submission: Submission) {
         let Submission { request, mut listener } = submission;
-        let info = self.alive.info();
+        let info = &self.shared.info;
         let (prompt, context) = (request.prompt.len(), info.context);
         if prompt + usize::from(request.max_new > 0) > context {
             listener.tell(Event::Failed(Unfit::TooLong { prompt, context }.into()));
@@ -149,8 +143,8 @@ impl SimEngine {
     }
 
     /// Sends an answer its next token. Returns the answer if it goes on.
-    fn turn(&mut self, mut talk: Talk) -> Option<Talk> {
-        let most = talk.request.max_new.min(self.alive.info().context - talk.request.prompt.len());
+    fn advance(&mut self, mut talk: Talk) -> Option<Talk> {
+        let most = talk.request.max_new.min(self.shared.info.context - talk.request.prompt.len());
         if talk.new_tokens >= most {
             return finish(talk, Finish::Length);
         }

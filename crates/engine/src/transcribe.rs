@@ -122,7 +122,7 @@ struct GreedyOrSampled {
     begun: bool,
     draws: u64,
     gone: Arc<AtomicBool>,
-    reply: Option<oneshot::Sender<Result<Draft, Failure>>>,
+    reply: oneshot::Sender<Result<Draft, Failure>>,
 }
 
 impl GreedyOrSampled {
@@ -161,13 +161,10 @@ impl LogitsPolicy for GreedyOrSampled {
         self.gone.load(Ordering::Relaxed)
     }
 
-    fn end(mut self: Box<Self>, how: Result<(), Failure>) {
-        let nothing = Draft { language: None, tokens: Vec::new(), logs: 0.0, silence: 0.0, temperature: 0.0 };
-        let draft = std::mem::replace(&mut self.draft, nothing);
-        if let Some(reply) = self.reply.take() {
-            // The caller may be gone.
-            let _ = reply.send(how.map(|()| draft));
-        }
+    fn end(self: Box<Self>, how: Result<(), Failure>) {
+        let GreedyOrSampled { draft, reply, .. } = *self;
+        // The caller may be gone.
+        let _ = reply.send(how.map(|()| draft));
     }
 }
 
@@ -179,7 +176,7 @@ impl Transcriber {
 
     /// Samples per window.
     fn window(&self) -> usize {
-        2 * self.handle.limits().encoder_tokens * HOP
+        2 * self.handle.info().encoder_tokens * HOP
     }
 
     /// Transcribes audio. `more(n)` returns the next `n` samples, fewer at the end. After each window `tell` is called
@@ -256,24 +253,23 @@ impl Transcriber {
         begun: &[u32],
         samples: &[f32],
     ) -> Result<Draft, Interrupted> {
-        let sound = self.mel.frames(samples, 2 * self.handle.limits().encoder_tokens);
+        let sound = self.mel.frames(samples, 2 * self.handle.info().encoder_tokens);
         let mut temperature = wish.temperature;
         loop {
             let (reply, answer) = oneshot::channel();
             let draft = Draft { language, tokens: Vec::new(), logs: 0.0, silence: 0.0, temperature };
-            let pen = GreedyOrSampled {
+            let policy = GreedyOrSampled {
                 speech: self.speech.clone(),
                 job: wish.job,
                 draft,
                 begun: false,
                 draws: u64::from(temperature.to_bits()),
                 gone: wish.gone.clone(),
-                reply: Some(reply),
+                reply,
             };
             let input = EncoderInput::Mel(sound.clone());
-            self.handle.submit(Task { input, prompt: begun.to_vec(), policy: Box::new(pen) })?;
-            let gone = |_| Failure::Broken("the engine has ended".into());
-            let draft = answer.blocking_recv().map_err(gone)??;
+            self.handle.submit(Task { input, prompt: begun.to_vec(), policy: Box::new(policy) })?;
+            let draft = answer.blocking_recv().map_err(|_| self.handle.shutdown_reason())??;
             let text = self.tokenizer.decode(&draft.tokens, Shown::Text);
             let poor = repetition(&text) > MAX_COMPRESSION_RATIO || draft.mean_log() < MIN_AVG_LOGPROB;
             if !poor || draft.is_silence() || temperature + TEMPERATURES > 1.0 + 1e-6 {

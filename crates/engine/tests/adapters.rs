@@ -7,7 +7,7 @@ mod common;
 
 use common::{choices, comes_to_rest, ends, events, greedy, request, start, tokens};
 use tallow_engine::handle::{EngineHandle, Event, Failure, LoadLora, Request};
-use tallow_engine::lora::{LoraError, LoraRef};
+use tallow_engine::lora::{LoraError, LoraRef, LoraUse};
 use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::Unfit;
 use tallow_models::adapter::AdapterFile;
@@ -126,6 +126,20 @@ fn adapters_come_and_go_under_traffic() {
     assert_eq!(tokens(&first), want);
     assert_eq!(events(&handle, long(old)), [Event::Failed(Failure::Unfit(Unfit::NoAdapter))]);
     comes_to_rest(&handle);
+}
+
+#[test]
+fn an_adapter_that_is_freed_is_no_longer_in_use() {
+    let (prompt, _) = greedy();
+    let handle = start(64);
+    handle.load_lora(adoption("one", "llama")).unwrap();
+    let adapter = worn(&handle, "one");
+    let mut under_way =
+        handle.submit(Request { adapter, ignore_end: true, ..request(&prompt, 100) }).unwrap();
+    while !matches!(under_way.blocking_recv(), Some(Event::Piece { .. })) {}
+    handle.unload_lora("one").unwrap();
+    while under_way.blocking_recv().is_some() {}
+    assert_eq!(handle.lora_use(), LoraUse::default());
 }
 
 #[test]

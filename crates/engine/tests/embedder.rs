@@ -13,7 +13,7 @@ use common::Wrong;
 use common::faulty::{FAILS, Faulty, LOST, PANICS};
 use tallow_core::Backend;
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::embedder::{Answer, EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
+use tallow_engine::embedder::{Answer, EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
 use tallow_engine::handle::Failure;
 use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs};
@@ -43,7 +43,7 @@ fn start<B: Backend>(queue: usize, b: impl FnOnce() -> B + Send + 'static) -> Em
         let b = b();
         let encoder =
             Encoder::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        Ok::<_, Wrong>(Worker::new(b, encoder, wanted, BUDGET))
+        Ok::<_, Wrong>(EncoderRunner::new(b, encoder, wanted, BUDGET))
     };
     spawn(|| Ok(info), worker).unwrap()
 }
@@ -161,4 +161,22 @@ fn what_is_under_way_is_finished_before_the_end() {
     let answer = handle.submit(many()).unwrap();
     handle.drain(Duration::ZERO);
     assert_eq!(wait(answer), Err(Failure::ShuttingDown));
+}
+
+/// The embedder may end between the check that it is ready and the submission.
+#[test]
+fn who_comes_as_it_ends_is_told_and_waits_no_more() {
+    let (_, inputs) = model();
+    let wanted = Wanted::Vectors(Pooling::Mean);
+    let info =
+        EmbedderInfo { names: vec!["test".into()], inputs, wanted, width: 48, classes: None, queue: 4 };
+    let (handle, messages, guard) = EmbedderHandle::new(info);
+    let queued = handle.submit(vec![text(30, 4)]).unwrap();
+    drop(messages);
+    let late = handle.submit(vec![text(30, 4), text(31, 5)]).unwrap();
+    let told = Failure::Broken("the engine has stopped; restart the server".into());
+    assert_eq!([queued, late].map(wait), [Err(told.clone()), Err(told.clone())]);
+    assert_eq!((handle.taken(), handle.stats().waiting_tokens.load(Ordering::Relaxed)), (0, 0));
+    drop(guard);
+    assert_eq!(handle.submit(vec![text(30, 4)]).unwrap_err(), told);
 }

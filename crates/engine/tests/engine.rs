@@ -13,7 +13,7 @@ use common::{
     runner, start, start_faulty, start_held, start_held_with, text, tokens,
 };
 use tallow_engine::block_pool::BlockPool;
-use tallow_engine::engine::Engine;
+use tallow_engine::engine::serve;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
 use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::{Limits, Scheduler, Unfit};
@@ -250,7 +250,7 @@ fn an_answer_under_way_waits_for_small_steps_only() {
     let steps = runner.backend().steps.clone();
     steps.borrow_mut().clear();
     let limits = Limits { budget: 64, decode_budget: 8, ..limits() };
-    Engine::new(runner, Scheduler::new(limits, BlockPool::new(64, 4)), commands, alive).run();
+    serve(runner, Scheduler::new(limits, BlockPool::new(64, 4)), commands, alive);
     assert_eq!(*steps.borrow(), [&[64, 8, 8, 8, 8, 8, 6][..], &[1; 13]].concat());
     for (mut receiver, count) in [(answer, 20), (long, 1)] {
         let got: Vec<Event> = std::iter::from_fn(|| receiver.blocking_recv()).collect();
@@ -284,11 +284,11 @@ fn who_vanishes_frees_the_pages_at_once() {
             let rest = std::iter::from_fn(|| receiver.try_recv().ok());
             assert!(held || rest.into_iter().any(|e| matches!(e, Event::Done(_))));
         }
-        let steps = handle.stats().steps.load(Ordering::Relaxed);
+        let steps = handle.steps().run.load(Ordering::Relaxed);
         drop(receiver);
         comes_to_rest(&handle);
         // At most the current step and the one that may have started meanwhile.
-        assert!(handle.stats().steps.load(Ordering::Relaxed) <= steps + 2);
+        assert!(handle.steps().run.load(Ordering::Relaxed) <= steps + 2);
     }
 }
 

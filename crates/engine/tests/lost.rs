@@ -12,7 +12,7 @@ use common::{
     SLOTS, comes_to_rest, ends, faulty, info, limits, model, request, runner, start_faulty, tokens,
 };
 use tallow_engine::block_pool::BlockPool;
-use tallow_engine::engine::Engine;
+use tallow_engine::engine::serve;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Request};
 use tallow_engine::scheduler::Scheduler;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -42,7 +42,7 @@ fn until_lost(requests: Vec<Request>) -> (EngineHandle, Vec<Vec<Event>>) {
         };
         let listeners: Vec<_> = receivers.into_iter().map(|r| s.spawn(move || listen(r))).collect();
         let pool = BlockPool::new(64, 4);
-        Engine::new(runner(&model), Scheduler::new(limits(), pool), commands, alive).run();
+        serve(runner(&model), Scheduler::new(limits(), pool), commands, alive);
         listeners.into_iter().map(|l| l.join().unwrap()).collect::<Vec<_>>()
     });
     assert!(told.iter().all(|got| ends(got) == 1), "{told:?}");
@@ -70,7 +70,7 @@ fn a_lost_device_ends_everything_once_and_clearly() {
         assert_eq!((tokens(got).is_empty(), got.len() == 1), (i + 1 >= SLOTS, i >= SLOTS), "{i}: {got:?}");
     }
     // A lost device: the step was not retried part by part.
-    assert_eq!(handle.stats().failed_steps.load(Ordering::Relaxed), 0);
+    assert_eq!(handle.steps().failed.load(Ordering::Relaxed), 0);
 }
 
 /// A step fails, and the device is lost while its parts are retried alone.
@@ -81,7 +81,7 @@ fn a_device_lost_at_the_second_try_is_lost() {
     let last: Vec<Event> = told.iter().filter_map(|got| got.last().cloned()).collect();
     let own = broken("faulty failed: it is out of order");
     assert_eq!(last, [broken(LOST), own, broken(LOST), broken(LOST)].map(Event::Failed));
-    assert_eq!(handle.stats().failed_steps.load(Ordering::Relaxed), 1);
+    assert_eq!(handle.steps().failed.load(Ordering::Relaxed), 1);
 }
 
 #[test]

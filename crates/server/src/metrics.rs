@@ -199,7 +199,7 @@ impl Metrics {
 
     /// Metrics of a generative model.
     pub(crate) fn of_generator(&self, page: &mut Page, handle: &EngineHandle) {
-        let (info, stats) = (handle.info(), handle.stats());
+        let (info, stats, steps) = (handle.info(), handle.stats(), handle.steps());
         let load = |n: &std::sync::atomic::AtomicUsize| n.load(Ordering::Relaxed);
         let usage = load(&stats.pages_in_use) as f64 / info.pages.max(1) as f64;
         router_gauges(page, load(&stats.running), load(&stats.waiting), usage);
@@ -222,8 +222,8 @@ impl Metrics {
             ),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", &stats.prefix_hits),
             ("vllm:num_preemptions", "Sequences that were preempted.", &stats.preemptions),
-            ("vllm:steps", "Steps run.", &stats.steps),
-            ("vllm:failed_steps", "Steps that failed.", &stats.failed_steps),
+            ("vllm:steps", "Steps run.", &steps.run),
+            ("vllm:failed_steps", "Steps that failed.", &steps.failed),
             ("vllm:page_faults", "Failed consistency checks of the KV cache's pages.", &stats.page_faults),
         ] {
             page.counter(name, what, count.load(Ordering::Relaxed));
@@ -258,15 +258,15 @@ impl Metrics {
 
     /// Metrics of an encoder.
     pub(crate) fn of_encoder(&self, page: &mut Page, handle: &EmbedderHandle) {
-        let stats = handle.stats();
+        let (stats, steps) = (handle.stats(), handle.steps());
         let running = stats.running.load(Ordering::Relaxed);
         // It has no KV cache.
         router_gauges(page, running, handle.taken().saturating_sub(running), 0.0);
         for (name, what, count) in [
             ("vllm:prompt_tokens", "Tokens of embedded texts.", &stats.tokens),
             ("vllm:embedded_texts", "Texts embedded.", &stats.texts),
-            ("vllm:steps", "Steps run.", &stats.steps),
-            ("vllm:failed_steps", "Steps that failed.", &stats.failed_steps),
+            ("vllm:steps", "Steps run.", &steps.run),
+            ("vllm:failed_steps", "Steps that failed.", &steps.failed),
         ] {
             page.counter(name, what, count.load(Ordering::Relaxed));
         }
@@ -276,16 +276,16 @@ impl Metrics {
 
     /// Metrics of a speech-to-text model; `taken`: requests in flight or waiting.
     pub(crate) fn of_speech(&self, page: &mut Page, handle: &Seq2SeqHandle, taken: usize) {
-        let stats = handle.stats();
+        let (stats, steps) = (handle.stats(), handle.steps());
         let windows = stats.running.load(Ordering::Relaxed);
         // A request has one window in work at a time; between two windows the server works on it.
-        let running = taken.min(handle.limits().slots.max(windows));
-        let usage = windows as f64 / handle.limits().slots.max(1) as f64;
+        let running = taken.min(handle.info().slots.max(windows));
+        let usage = windows as f64 / handle.info().slots.max(1) as f64;
         router_gauges(page, running, taken - running, usage);
         for (name, what, count) in [
             ("vllm:generation_tokens", "Tokens generated.", &stats.new_tokens),
-            ("vllm:steps", "Steps run.", &stats.steps),
-            ("vllm:failed_steps", "Steps that failed.", &stats.failed_steps),
+            ("vllm:steps", "Steps run.", &steps.run),
+            ("vllm:failed_steps", "Steps that failed.", &steps.failed),
         ] {
             page.counter(name, what, count.load(Ordering::Relaxed));
         }

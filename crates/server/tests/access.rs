@@ -14,6 +14,7 @@ use common::{ServerBuilder, TestServer, bytes, hello, info, script, start_server
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, EngineHandle, Event};
 use tallow_engine::lora::{LoadedLora, LoraId, LoraRef};
+use tallow_engine::service::Message;
 use tallow_engine::sim::{self, Script};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -238,7 +239,7 @@ fn the_adapter_of_a_request_is_named() {
     let lora = LoraRef { id: LoraId(7), scale: 1.0 };
     alive.list(vec![LoadedLora { name: "poet".into(), path: "somewhere".into(), lora }]);
     std::thread::spawn(move || {
-        while let Ok(Command::Submit(mut submission)) = commands.recv() {
+        while let Ok(Message::Take(Command::Submit(mut submission))) = commands.recv() {
             submission.listener.tell(Event::Done(common::done(submission.request.prompt.len())));
         }
         drop(alive);

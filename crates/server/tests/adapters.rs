@@ -13,6 +13,7 @@ use common::{ServerBuilder, TestServer, hello, info, script};
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, EngineHandle, Event, LoadLora, Request};
 use tallow_engine::lora::{LoadedLora, LoraId, LoraRef};
+use tallow_engine::service::Message;
 use tallow_engine::sim;
 use tallow_models::adapter::AdapterFile;
 use tallow_server::Settings;
@@ -46,7 +47,7 @@ fn recording_engine() -> (EngineHandle, std::sync::mpsc::Receiver<Request>) {
     };
     alive.list([(0, "one"), (1, "two")].map(listed).to_vec());
     std::thread::spawn(move || {
-        while let Ok(Command::Submit(mut submission)) = commands.recv() {
+        while let Ok(Message::Take(Command::Submit(mut submission))) = commands.recv() {
             let _ = send.send(submission.request.clone());
             submission.listener.tell(Event::Done(common::done(submission.request.prompt.len())));
         }

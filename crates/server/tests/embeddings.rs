@@ -13,7 +13,7 @@ use common::client::{ask, post};
 use common::{HasAddress, hello, start_server};
 use serde_json::{Value, json};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
-use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, Wanted, Worker, spawn};
+use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
 use tallow_server::{ServedEncoder, Settings, serve_encoder};
 use tallow_support::{golden, image_encoder, text_encoder};
@@ -55,7 +55,7 @@ fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> EmbedderHandle
         let load =
             |model: &EncoderModel| Encoder::load(&b, model, &mut |_, _| ControlFlow::Continue(())).unwrap();
         let (encoder, images) = (load(&model), model.beside.as_deref().map(load));
-        Ok(Worker::new(b, encoder, wanted, 24).with(images))
+        Ok(EncoderRunner::new(b, encoder, wanted, 24).with(images))
     })
     .unwrap()
 }
@@ -450,7 +450,7 @@ fn many_clients_at_once() {
         (0..16).map(|i| "the cat sat on a rug ".repeat(1 + i % 5) + ["dog", "mat"][i % 2]).collect();
     let alone: Vec<Vec<f32>> =
         texts.iter().map(|text| vectors(&server, json!({"input": text})).remove(0)).collect();
-    let before = server.handle.stats().steps.load(Ordering::Relaxed);
+    let before = server.handle.steps().run.load(Ordering::Relaxed);
     std::thread::scope(|s| {
         for i in 0..texts.len() {
             let (server, texts, alone) = (&server, &texts, &alone);
@@ -462,7 +462,7 @@ fn many_clients_at_once() {
             });
         }
     });
-    let steps = server.handle.stats().steps.load(Ordering::Relaxed) - before;
+    let steps = server.handle.steps().run.load(Ordering::Relaxed) - before;
     assert!(steps < 96, "{steps} steps for 96 texts");
     assert_eq!(server.handle.taken(), 0);
     assert_eq!(server.handle.stats().waiting_tokens.load(Ordering::Relaxed), 0);

@@ -15,6 +15,7 @@ use common::{HasAddress, ServerBuilder, TestServer, bytes, hello, info, script, 
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, EngineHandle, Event, Failure, Info};
 use tallow_engine::sampler::Choice;
+use tallow_engine::service::Message;
 use tallow_engine::sim::{self, Script};
 use tallow_server::{Limits, Loading, Served, Settings};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -223,7 +224,7 @@ fn item_40_a_device_that_is_lost() {
     let (handle, commands, alive) = EngineHandle::new(info());
     let engine = std::thread::spawn(move || {
         let take = || match commands.recv().unwrap() {
-            Command::Submit(submission) => submission.listener,
+            Message::Take(Command::Submit(submission)) => submission.listener,
             other => panic!("{other:?}"),
         };
         let (mut stream, whole) = (take(), take());
@@ -305,7 +306,7 @@ fn item_40_a_stream_that_takes_too_long_ends_with_an_error() {
 fn stuck() -> EngineHandle {
     let (handle, commands, alive) = EngineHandle::new(info());
     std::thread::spawn(move || {
-        let held: Vec<Command> = commands.iter().collect();
+        let held: Vec<Message<Command>> = commands.iter().collect();
         drop((alive, held));
     });
     handle

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, Done, EngineHandle, Event, Finish, Info, Request, Timings};
 use tallow_engine::sampler::Sampling;
+use tallow_engine::service::Message;
 use tallow_engine::sim::{self, Script};
 use tallow_server::{LogHealth, Served, Settings};
 use tallow_text::template::ChatTemplates;
@@ -116,7 +117,7 @@ pub fn script(reply: &[u32]) -> Script {
 pub fn scripted_engine(info: Info, say: impl Fn(&Request) -> Vec<Event> + Send + 'static) -> EngineHandle {
     let (handle, commands, alive) = EngineHandle::new(info);
     std::thread::spawn(move || {
-        while let Ok(Command::Submit(mut submission)) = commands.recv() {
+        while let Ok(Message::Take(Command::Submit(mut submission))) = commands.recv() {
             say(&submission.request).into_iter().for_each(|event| submission.listener.tell(event));
         }
         drop(alive);

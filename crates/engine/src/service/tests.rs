@@ -1,0 +1,184 @@
+//! The loop with a worker that doubles numbers.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+
+/// Numbers at which a step fails in each way.
+const FAILS: u32 = 1;
+const PANICS: u32 = 2;
+const GIVES_NOTHING: u32 = 3;
+const LOST: u32 = 4;
+
+/// A number, and where its double is sent.
+type Request = (u32, Ticket<Sender<Result<u32, Failure>>>);
+type Shared = SharedOf<Doubling>;
+
+/// Doubles the numbers of all requests in one step.
+struct Doubling {
+    waiting: Vec<Request>,
+    shared: Shared,
+}
+
+impl Reply for Sender<Result<u32, Failure>> {
+    type Done = u32;
+
+    fn is_gone(&self) -> bool {
+        false
+    }
+
+    fn end(self, how: Result<u32, Failure>) {
+        self.send(how).unwrap();
+    }
+}
+
+impl Worker for Doubling {
+    type Command = Request;
+    type Info = Sender<&'static str>;
+    type Stats = AtomicUsize;
+
+    fn take(&mut self, request: Request) {
+        self.waiting.push(request);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn step(&mut self) -> Result<(), Lost> {
+        let numbers = self.waiting.iter().map(|(number, _)| *number).collect::<Vec<_>>();
+        run_batch(self, numbers)
+    }
+
+    fn check(&self) {
+        self.shared.info.send("checks").unwrap();
+    }
+
+    fn stop(&mut self) {
+        self.shared.info.send("stops").unwrap();
+    }
+}
+
+impl Batch for Vec<u32> {
+    const ITEMS: &'static str = "numbers";
+
+    fn items(&self) -> usize {
+        self.len()
+    }
+
+    fn tokens(&self) -> usize {
+        self.len()
+    }
+
+    fn split(self) -> Vec<Vec<u32>> {
+        self.into_iter().map(|number| vec![number]).collect()
+    }
+}
+
+impl BatchWorker for Doubling {
+    type Batch = Vec<u32>;
+    type Output = u32;
+
+    fn steps(&self) -> &StepCounts {
+        &self.shared.steps
+    }
+
+    fn compute(&self, batch: &Vec<u32>) -> Result<Vec<u32>, StepError> {
+        let double = |number: &u32| match *number {
+            FAILS => Some(Err(StepError::Failed("it fails".into()))),
+            GIVES_NOTHING => None,
+            // Only when alone: at the second try.
+            LOST if batch.len() == 1 => Some(Err(StepError::Lost(Lost("it is lost".into())))),
+            number => {
+                assert_ne!(number, PANICS, "it panics");
+                Some(Ok(2 * number))
+            }
+        };
+        batch.iter().filter_map(double).collect()
+    }
+
+    fn commit(&mut self, batch: Vec<u32>, outputs: Vec<u32>) {
+        for (number, output) in batch.into_iter().zip(outputs) {
+            let at = self.waiting.iter().position(|(waiting, _)| *waiting == number).unwrap();
+            self.waiting.remove(at).1.end(Ok(output));
+        }
+    }
+
+    fn fail(&mut self, batch: Vec<u32>, why: &str) {
+        for number in batch {
+            let at = self.waiting.iter().position(|(waiting, _)| *waiting == number).unwrap();
+            self.waiting.remove(at).1.fail(why.into());
+        }
+    }
+}
+
+/// Ends of requests with these numbers that are in one step; the counts of steps run and failed; whether the
+/// service still runs.
+fn ends(numbers: &[u32]) -> (Vec<Result<u32, String>>, [u64; 2], bool) {
+    let (tell, _told) = channel();
+    let (handle, messages, guard) = HandleOf::<Doubling>::new(tell);
+    let submit = |number: &u32| {
+        let (reply, end) = channel();
+        handle.send((*number, handle.admit(numbers.len(), reply).unwrap()));
+        end
+    };
+    let receivers: Vec<_> = numbers.iter().map(submit).collect();
+    assert_eq!(handle.admit(numbers.len(), channel().0).err(), Some(Failure::Full(numbers.len())));
+    let mut service = Service::new(messages, guard, |shared| Doubling { waiting: Vec::new(), shared });
+    assert!(service.listen());
+    let lost = service.worker.step();
+    let runs = lost.is_ok();
+    if let Err(Lost(why)) = lost {
+        service.guard.end(Failure::Broken(why));
+    }
+    drop(service);
+    assert_eq!(handle.taken(), 0);
+    let end = |receiver: Receiver<Result<u32, Failure>>| {
+        let end = receiver.recv().unwrap();
+        assert!(receiver.recv().is_err(), "a second end");
+        end.map_err(|why| why.to_string())
+    };
+    let steps = [&handle.steps().run, &handle.steps().failed].map(|n| n.load(Ordering::Relaxed));
+    (receivers.into_iter().map(end).collect(), steps, runs)
+}
+
+#[test]
+fn the_item_at_fault_fails_alone() {
+    assert_eq!(ends(&[10, 11]), (vec![Ok(20), Ok(22)], [1, 0], true));
+    for (bad, why) in [
+        (FAILS, "it fails"),
+        (
+            PANICS,
+            "an internal error, please report it: assertion `left != right` failed: it panics\n  left: 2\n right: 2",
+        ),
+        (GIVES_NOTHING, "a step of 1 numbers gave 0 results, please report it"),
+    ] {
+        assert_eq!(ends(&[10, bad, 11]), (vec![Ok(20), Err(why.into()), Ok(22)], [1, 1], true));
+        assert_eq!(ends(&[bad]), (vec![Err(why.into())], [1, 1], true));
+    }
+}
+
+#[test]
+fn a_lost_device_ends_what_is_left() {
+    let lost = || Err("it is lost".into());
+    assert_eq!(ends(&[LOST]), (vec![lost()], [1, 0], false));
+    // At the second try.
+    let own = Err("it fails".into());
+    assert_eq!(ends(&[10, FAILS, LOST, 11]), (vec![Ok(20), own, lost(), lost()], [1, 1], false));
+}
+
+#[test]
+fn a_service_checks_itself_when_idle_and_stops() {
+    let (tell, told) = channel();
+    let (handle, messages, guard) = HandleOf::<Doubling>::new(tell);
+    let service = move || Service::new(messages, guard, |shared| Doubling { waiting: vec![], shared }).run();
+    let thread = std::thread::spawn(service);
+    assert_eq!(told.recv(), Ok("checks"));
+    assert!(handle.is_alive());
+    handle.drain(Duration::from_secs(600));
+    assert_eq!(told.recv(), Ok("stops"));
+    thread.join().unwrap();
+    assert_eq!((handle.ready(), handle.is_alive()), (Err(Failure::ShuttingDown), false));
+}

@@ -41,6 +41,8 @@ macro_rules! apart {
     };
 }
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod amx;
 mod lines;
 #[cfg(target_arch = "aarch64")]
 mod lines_neon;

@@ -143,7 +143,7 @@ macro_rules! table {
             pub(super) const TABLE: Kernels = Kernels {
                 isa: $isa,
                 biased: <$lines as Lines>::BIASED,
-                gemv_max_rows: <$lines as Lines>::FEW,
+                gemv_max_rows: <$lines as Lines>::GEMV_MAX_ROWS,
                 $($name,)*
                 $(..$rest::TABLE)?
             };

@@ -21,7 +21,7 @@ pub(crate) enum RowSums {
     /// Start value of the integer sums of a run: `-bias` times the sum of its codes, as an `i32`.
     Begin { run: usize, bias: u8 },
     /// Factor of float mins: the negated sum of a sub-block's codes, as an `f32`.
-    Less,
+    Mins,
     /// Factor of integer mins: the sums of the codes of two runs, as two `i16`.
     Pairs { run: usize },
 }
@@ -34,7 +34,7 @@ impl RowSums {
         let run = shape.run;
         match (shape.has_mins(), shape.is_wide()) {
             (true, _) if shape.has_int_scales() => RowSums::Pairs { run },
-            (true, _) => RowSums::Less,
+            (true, _) => RowSums::Mins,
             (_, true) => RowSums::Begin { run, bias: if biased { 128 } else { 0 } },
             _ => RowSums::Begin { run, bias: layout.bias },
         }
@@ -44,7 +44,7 @@ impl RowSums {
     pub(crate) fn per_word(self) -> usize {
         match self {
             RowSums::Begin { run, .. } => run,
-            RowSums::Less => SUBBLOCK,
+            RowSums::Mins => SUBBLOCK,
             RowSums::Pairs { run } => 2 * run,
         }
     }
@@ -120,7 +120,7 @@ impl QuantizeOut<'_> {
                 match *kind {
                     RowSums::Begin { run: 16, bias } => fill::<1>(words, sums, |s| begin(bias, s[0])),
                     RowSums::Begin { bias, .. } => fill::<2>(words, sums, |s| begin(bias, s[0] + s[1])),
-                    RowSums::Less => fill::<2>(words, sums, |s| (-(s[0] + s[1])).to_bits()),
+                    RowSums::Mins => fill::<2>(words, sums, |s| (-(s[0] + s[1])).to_bits()),
                     RowSums::Pairs { run: 16 } => fill::<2>(words, sums, |s| pair(s[0], s[1])),
                     RowSums::Pairs { .. } => fill::<4>(words, sums, |s| pair(s[0] + s[1], s[2] + s[3])),
                 }
@@ -162,9 +162,9 @@ pub(crate) unsafe fn round<S: Simd>(to: &QuantizeOut<'_>, row: usize, first: usi
                 Some(x) => to.put::<S>(row, i, x),
                 None if x.len().is_multiple_of(SUBBLOCK) => to.put::<S>(row, i, x),
                 None => {
-                    let mut whole = [0.0; CHUNK];
-                    whole[..x.len()].copy_from_slice(x);
-                    to.put::<S>(row, i, &whole[..x.len().next_multiple_of(SUBBLOCK)]);
+                    let mut padded = [0.0; CHUNK];
+                    padded[..x.len()].copy_from_slice(x);
+                    to.put::<S>(row, i, &padded[..x.len().next_multiple_of(SUBBLOCK)]);
                 }
             }
         }

@@ -123,7 +123,7 @@ struct Product {
     /// Number of tiles of each.
     steps: usize,
     /// Bytes from there to the tiles of the other 16 rows, and of the other 16 columns.
-    apart: usize,
+    stride: usize,
     /// Output, and its row stride in bytes.
     out: *mut f32,
     width: usize,
@@ -153,8 +153,8 @@ impl Product {
                     "tileloadd tmm5, [{more_left} + {line}*1]",
                     "tdpbf16ps tmm2, tmm5, tmm6",
                     "tdpbf16ps tmm3, tmm5, tmm7",
-                    left = in(reg) left, more_left = in(reg) left.add(self.apart),
-                    right = in(reg) right, more_right = in(reg) right.add(self.apart),
+                    left = in(reg) left, more_left = in(reg) left.add(self.stride),
+                    right = in(reg) right, more_right = in(reg) right.add(self.stride),
                     line = in(reg) 64usize,
                     options(nostack, preserves_flags, readonly),
                 );
@@ -192,18 +192,18 @@ static TURNS: [u16; SPAN] = {
 
 /// Copies the keys of a segment that some row attends to, in whole spans.
 #[inline(always)]
-unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &TileScratch<'_>, index: usize) {
+unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, scratch: &TileScratch<'_>, index: usize) {
     let start = index * SEGMENT;
     let seen = stretches(start, t.see(0..t.count()));
     let layout = t.layout();
-    let (dim, dims) = (t.heads.dim, room.dims);
+    let (dim, dims) = (t.heads.dim, scratch.dims);
     // SAFETY: pages have all positions before the end, the scratch has a segment; the caller guarantees the instruction
     // set.
     unsafe {
         let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
         for at in seen.step_by(BLOCK) {
             let first = start + at;
-            let to = room.k.add(at / BLOCK * (dims / SPAN) * TILE);
+            let to = scratch.k.add(at / BLOCK * (dims / SPAN) * TILE);
             for line in dim / 2..dims / 2 {
                 _mm512_store_si512(to.add(line * 64).cast(), _mm512_setzero_si512());
             }
@@ -227,10 +227,10 @@ unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &TileScratch<'_>,
             let to = to.cast::<bf16>();
             for i in 0..BLOCK.min(t.len - first) {
                 let (page, slot) = t.slot(first + i);
-                let Spread { at: key, apart, .. } = layout.key(t.head, slot);
+                let Spread { at: key, stride, .. } = layout.key(t.head, slot);
                 let page = from.k.row(page);
                 for d in 0..dim {
-                    to.add(d / 2 * SPAN + i * 2 + d % 2).write(page[key + d * apart]);
+                    to.add(d / 2 * SPAN + i * 2 + d % 2).write(page[key + d * stride]);
                 }
             }
             if dim % 2 == 1 {
@@ -242,11 +242,11 @@ unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, room: &TileScratch<'_>,
 
 /// Copies the values likewise. Those past the sequence's end are zero.
 #[inline(always)]
-unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &TileScratch<'_>, index: usize) {
+unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, scratch: &TileScratch<'_>, index: usize) {
     let start = index * SEGMENT;
     let seen = stretches(start, t.see(0..t.count()));
     let layout = t.layout();
-    let (dim, dims) = (t.heads.dim, room.dims);
+    let (dim, dims) = (t.heads.dim, scratch.dims);
     // SAFETY: as in `copy_keys`.
     unsafe {
         let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
@@ -267,7 +267,7 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &TileScratch<'_
                     |p: *const bf16, mask| _mm256_maskz_loadu_epi16(mask, p.wrapping_add(column).cast());
                 let (one, two) = (load(one, some(left > 0)), load(two, some(left > 1)));
                 let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(one), two);
-                let to = room.v.add((column / SIDE * SPANS + at / SPAN) * TILE + at % SPAN / 2 * 64);
+                let to = scratch.v.add((column / SIDE * SPANS + at / SPAN) * TILE + at % SPAN / 2 * 64);
                 _mm512_store_si512(to.cast(), _mm512_permutexvar_epi16(turns, both));
             }
         }
@@ -276,10 +276,10 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, room: &TileScratch<'_
 
 /// Lays out the queries, scaled and rounded, zero-padded to whole groups and tiles.
 #[inline(always)]
-unsafe fn load_queries(t: &AttendTask<'_>, room: &TileScratch<'_>) {
+unsafe fn load_queries(t: &AttendTask<'_>, scratch: &TileScratch<'_>) {
     // Prefetch distance in rows, which lie far from each other.
     const AHEAD: usize = 8;
-    let (dim, depth, scale) = (t.heads.dim, room.dims / SPAN, t.scale_to_two());
+    let (dim, depth, scale) = (t.heads.dim, scratch.dims / SPAN, t.scale_to_two());
     let from = |i: usize| {
         let (row, head) = t.place(i);
         &t.q.row(row)[head * dim..(head + 1) * dim]
@@ -294,7 +294,7 @@ unsafe fn load_queries(t: &AttendTask<'_>, room: &TileScratch<'_>) {
             // SAFETY: the loads are masked to the slice, and the scratch has that many rows of that many elements; the
             // caller guarantees the instruction set.
             unsafe {
-                let to = room.q.add((i / SIDE * depth + d) * TILE + i % SIDE * 64);
+                let to = scratch.q.add((i / SIDE * depth + d) * TILE + i % SIDE * 64);
                 for half in [0, SIDE] {
                     let left = from.len().saturating_sub(half);
                     let mask = if left >= SIDE { 0xffff } else { (1u16 << left) - 1 };
@@ -321,7 +321,7 @@ unsafe fn queries(q: __m512, scale: f32) -> __m256i {
 }
 
 /// A group of rows in one segment.
-struct Part {
+struct RowGroup {
     /// First position of the segment.
     start: usize,
     rows: Range<usize>,
@@ -329,21 +329,21 @@ struct Part {
     seen: Range<usize>,
 }
 
-impl Part {
+impl RowGroup {
     /// Computes the scores of all rows.
     #[inline(always)]
-    unsafe fn score(&self, room: &TileScratch<'_>) {
-        let depth = room.dims / SPAN;
+    unsafe fn score(&self, scratch: &TileScratch<'_>) {
+        let depth = scratch.dims / SPAN;
         for at in self.seen.clone().step_by(SPAN) {
             // SAFETY: the scratch has all tiles of the group and the segment; the caller guarantees the instruction
             // set.
             unsafe {
                 let product = Product {
-                    left: room.q.add(self.rows.start / SIDE * depth * TILE),
-                    right: room.k.add(at / BLOCK * depth * TILE),
+                    left: scratch.q.add(self.rows.start / SIDE * depth * TILE),
+                    right: scratch.k.add(at / BLOCK * depth * TILE),
                     steps: depth,
-                    apart: depth * TILE,
-                    out: room.s.add(at),
+                    stride: depth * TILE,
+                    out: scratch.s.add(at),
                     width: WIDE * size_of::<f32>(),
                 };
                 product.run();
@@ -353,7 +353,7 @@ impl Part {
 
     /// Computes the weights of all rows; calls `also` before each row.
     #[inline(always)]
-    unsafe fn exp(&self, t: &AttendTask<'_>, room: &mut TileScratch<'_>, also: impl Fn(usize)) {
+    unsafe fn exp(&self, t: &AttendTask<'_>, scratch: &mut TileScratch<'_>, also: impl Fn(usize)) {
         let (seen, first) = (self.seen.clone(), self.start + self.seen.start);
         let own = |r: usize| {
             let own = t.sees(self.rows.start + r);
@@ -363,7 +363,8 @@ impl Part {
         // SAFETY: the scratch has scores and weights for all rows of a group; the caller guarantees the instruction
         // set.
         unsafe {
-            let s = |r: usize| std::slice::from_raw_parts_mut(room.s.add(r * WIDE + seen.start), seen.len());
+            let s =
+                |r: usize| std::slice::from_raw_parts_mut(scratch.s.add(r * WIDE + seen.start), seen.len());
             let mut most = [0.0; GROUP];
             // Maxima of all rows first: they have high latency and little work.
             for r in 0..self.rows.len() {
@@ -372,8 +373,8 @@ impl Part {
             let odd = _mm512_loadu_si512(ODD.as_ptr().cast());
             for r in 0..self.rows.len() {
                 also(r);
-                let to = room.w.add((r / SIDE * SPANS + seen.start / SPAN) * TILE + r % SIDE * 64);
-                room.segment.sum[r] = weights::exp::<Avx512>(
+                let to = scratch.w.add((r / SIDE * SPANS + seen.start / SPAN) * TILE + r % SIDE * 64);
+                scratch.segment.sum[r] = weights::exp::<Avx512>(
                     s(r),
                     own(r),
                     most[r],
@@ -384,25 +385,25 @@ impl Part {
                         _mm512_store_si512(to.add(at / SPAN * TILE).cast(), both);
                     },
                 );
-                room.segment.most[r] = most[r] * std::f32::consts::LN_2;
+                scratch.segment.most[r] = most[r] * std::f32::consts::LN_2;
             }
         }
     }
 
     /// Computes the weighted values of all rows.
     #[inline(always)]
-    unsafe fn gather(&self, room: &mut TileScratch<'_>) {
+    unsafe fn gather(&self, scratch: &mut TileScratch<'_>) {
         let first = self.seen.start / SPAN * TILE;
-        for column in (0..room.dims).step_by(SPAN) {
+        for column in (0..scratch.dims).step_by(SPAN) {
             // SAFETY: as in `score`.
             unsafe {
                 let product = Product {
-                    left: room.w.add(first),
-                    right: room.v.add(column / SIDE * SPANS * TILE + first),
+                    left: scratch.w.add(first),
+                    right: scratch.v.add(column / SIDE * SPANS * TILE + first),
                     steps: self.seen.len() / SPAN,
-                    apart: SPANS * TILE,
-                    out: room.segment.values.as_mut_ptr().add(column),
-                    width: room.dims * size_of::<f32>(),
+                    stride: SPANS * TILE,
+                    out: scratch.segment.values.as_mut_ptr().add(column),
+                    width: scratch.dims * size_of::<f32>(),
                 };
                 product.run();
             }
@@ -414,37 +415,38 @@ impl Part {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let (rows, all) = (t.count(), t.segments());
-    let mut room = TileScratch::new(scratch, rows, t.heads.dim);
+    let mut scratch = TileScratch::new(scratch, rows, t.heads.dim);
     // SAFETY: the caller upholds this function's contract.
-    unsafe { load_queries(t, &room) };
-    room.total.clear();
-    let (segments, kept) = match stage {
-        Stage::Segments(some, kept) => (some.clone(), Some(*kept)),
+    unsafe { load_queries(t, &scratch) };
+    scratch.total.clear();
+    let (segments, partials) = match stage {
+        Stage::Segments(some, partials) => (some.clone(), Some(*partials)),
         _ => (all.clone(), None),
     };
     for index in segments.clone() {
-        let (start, kept) = (index * SEGMENT, kept.map(|kept| (kept, (index - all.start) * rows)));
+        let (start, partials) =
+            (index * SEGMENT, partials.map(|partials| (partials, (index - all.start) * rows)));
         let next = (index + 1 < segments.end).then_some(index + 1);
         // SAFETY: the caller upholds this function's contract.
         unsafe {
-            copy_keys(t, from, &room, index);
-            copy_values(t, from, &room, index);
+            copy_keys(t, from, &scratch, index);
+            copy_values(t, from, &scratch, index);
             for first in (0..rows).step_by(GROUP) {
                 let rows = first..rows.min(first + GROUP);
-                let part = Part { start, seen: stretches(start, t.see(rows.clone())), rows };
-                part.score(&room);
-                part.exp(t, &mut room, |r| {
+                let group = RowGroup { start, seen: stretches(start, t.see(rows.clone())), rows };
+                group.score(&scratch);
+                group.exp(t, &mut scratch, |r| {
                     if let Some(next) = next {
-                        fetch(t, from, next, part.rows.start + r);
+                        fetch(t, from, next, group.rows.start + r);
                     }
                 });
-                part.gather(&mut room);
-                end(&mut room, &part, kept);
+                group.gather(&mut scratch);
+                end(&mut scratch, &group, partials);
             }
         }
     }
     if let Stage::Whole = stage {
-        finish(t, &room.total, true);
+        finish(t, &scratch.total, true);
     }
 }
 
@@ -492,17 +494,17 @@ static ODD: [u16; SPAN] = {
 
 /// Merges a group's segment into the total, or stores it as a partial result.
 #[inline(always)]
-unsafe fn end(room: &mut TileScratch<'_>, part: &Part, kept: Option<(Partials<'_>, usize)>) {
-    let OnlineSoftmax { most, sum, values, wide } = &mut room.segment;
+unsafe fn end(scratch: &mut TileScratch<'_>, group: &RowGroup, partials: Option<(Partials<'_>, usize)>) {
+    let OnlineSoftmax { most, sum, values, wide } = &mut scratch.segment;
     let groups = most.chunks_mut(SIDE).zip(sum.chunks_mut(SIDE)).zip(values.chunks_mut(SIDE * *wide));
-    for (first, ((most, sum), values)) in part.rows.clone().step_by(SIDE).zip(groups) {
-        let rows = first..part.rows.end.min(first + SIDE);
+    for (first, ((most, sum), values)) in group.rows.clone().step_by(SIDE).zip(groups) {
+        let rows = first..group.rows.end.min(first + SIDE);
         let segment = OnlineSoftmax { most, sum, values, wide: *wide };
         // SAFETY: the caller upholds this function's contract.
         unsafe {
-            match kept {
-                Some((kept, row)) => kept.keep(row, rows, &segment),
-                None => softmax::merge::<Avx512>(&segment, &mut room.total, rows),
+            match partials {
+                Some((partials, row)) => partials.store(row, rows, &segment),
+                None => softmax::merge::<Avx512>(&segment, &mut scratch.total, rows),
             }
         }
     }

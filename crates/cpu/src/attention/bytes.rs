@@ -75,10 +75,10 @@ fn copy(t: &AttendTask<'_>, index: usize, k: &mut [i8], v: &mut [i8]) {
     }
 }
 
-/// Rounds floats to integers of magnitude up to `reach` and stores them as i16 pairs, one 32-bit word every `apart`
+/// Rounds floats to integers of magnitude up to `reach` and stores them as i16 pairs, one 32-bit word every `stride`
 /// words. Returns the scale that the integers are to be multiplied by.
 #[inline(always)]
-fn round(x: &[f32], reach: f32, out: &mut [f32], apart: usize) -> f32 {
+fn round(x: &[f32], reach: f32, out: &mut [f32], stride: usize) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer, in the lowest bits.
     const SHIFT: f32 = 12_582_912.0;
     let mut most = 0.0;
@@ -89,13 +89,13 @@ fn round(x: &[f32], reach: f32, out: &mut [f32], apart: usize) -> f32 {
     let out = bytemuck::cast_slice_mut::<f32, u32>(out);
     let pairs = x.chunks_exact(2);
     let last = pairs.remainder();
-    if apart == 1 {
+    if stride == 1 {
         out.iter_mut().zip(pairs).for_each(|(o, x)| *o = word(x));
     } else {
-        out.iter_mut().step_by(apart).zip(pairs).for_each(|(o, x)| *o = word(x));
+        out.iter_mut().step_by(stride).zip(pairs).for_each(|(o, x)| *o = word(x));
     }
     if !last.is_empty() {
-        out[x.len() / 2 * apart] = word(last);
+        out[x.len() / 2 * stride] = word(last);
     }
     scale
 }

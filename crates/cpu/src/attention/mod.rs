@@ -44,7 +44,7 @@ use floats::Floats;
 use page::{Bring, Direct, InPages, Segment, Wide};
 pub(crate) use page::{PageLayout, Pages, Spread};
 use paired::Paired;
-pub(crate) use paired::keep;
+pub(crate) use paired::flush_tiny;
 use softmax::OnlineSoftmax;
 use weights::Weight;
 
@@ -270,10 +270,10 @@ pub(crate) unsafe fn attend_as_is<S: Weight, E: InPages>(
     stage: &Stage<'_>,
     scratch: &mut Vec<f32>,
 ) {
-    let mut room = SegmentScratch::new(scratch, t.count(), t.heads.dim, false);
+    let mut buffers = SegmentScratch::new(scratch, t.count(), t.heads.dim, false);
     if let (Some(k), Some(v)) = (E::of(t.k), E::of(t.v)) {
         // SAFETY: the scratch has the sizes that the function expects; the caller guarantees the instruction set.
-        unsafe { run::<S, Floats<E>, _>(t, stage, &mut room.work, Direct { k, v }) }
+        unsafe { run::<S, Floats<E>, _>(t, stage, &mut buffers.work, Direct { k, v }) }
     }
 }
 
@@ -367,9 +367,9 @@ unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
     work: &mut Work<'_>,
     mut from: F,
 ) {
-    if let Stage::Merge(kept) = stage {
+    if let Stage::Merge(partials) = stage {
         // SAFETY: the caller upholds this function's contract.
-        return unsafe { merge_kept::<S, P>(t, *kept, work) };
+        return unsafe { merge_partials::<S, P>(t, *partials, work) };
     }
     let (rows, all) = (t.count(), t.segments());
     let wide = t.heads.dim + 1;
@@ -378,8 +378,8 @@ unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
         unsafe { P::load_queries(t, group.clone(), &mut work.q[group.start * wide..group.end * wide]) };
     }
     work.total.clear();
-    let (segments, kept) = match stage {
-        Stage::Segments(some, kept) => (some.clone(), Some(*kept)),
+    let (segments, partials) = match stage {
+        Stage::Segments(some, partials) => (some.clone(), Some(*partials)),
         _ => (all.clone(), None),
     };
     for index in segments {
@@ -392,14 +392,14 @@ unsafe fn run<S: Weight, P: Products<S>, F: Bring<E = P::E>>(
             // SAFETY: the caller upholds this function's contract.
             unsafe {
                 segment_rows::<S, P>(t, index, group.clone(), &segment, work);
-                match kept {
-                    Some(kept) => kept.keep((index - all.start) * rows, group, &work.segment),
+                match partials {
+                    Some(partials) => partials.store((index - all.start) * rows, group, &work.segment),
                     None => softmax::merge::<S>(&work.segment, &mut work.total, group),
                 }
             }
         }
     }
-    if kept.is_none() {
+    if partials.is_none() {
         finish(t, &work.total, P::INVERTED);
     }
 }
@@ -505,7 +505,7 @@ impl Partials<'_> {
     /// # Safety
     ///
     /// The caller has exclusive access to these rows.
-    unsafe fn keep(&self, row: usize, group: Range<usize>, segment: &OnlineSoftmax<'_>) {
+    unsafe fn store(&self, row: usize, group: Range<usize>, segment: &OnlineSoftmax<'_>) {
         for (r, i) in group.enumerate() {
             // SAFETY: the caller upholds this function's contract.
             let out = unsafe { self.rows.row(self.first + row + i) };
@@ -518,14 +518,18 @@ impl Partials<'_> {
 
 /// Merges the partial results of all segments, bit-identical to what [`run`] computes in one pass.
 #[inline(always)]
-unsafe fn merge_kept<S: Weight, P: Products<S>>(t: &AttendTask<'_>, kept: Partials<'_>, work: &mut Work<'_>) {
+unsafe fn merge_partials<S: Weight, P: Products<S>>(
+    t: &AttendTask<'_>,
+    partials: Partials<'_>,
+    work: &mut Work<'_>,
+) {
     let (rows, wide) = (t.count(), work.segment.wide);
     work.total.clear();
     for segment in 0..t.segments().len() {
         for group in groups::<S, P>(t) {
             for (r, i) in group.clone().enumerate() {
                 // SAFETY: the threads that computed the segments have finished writing.
-                let row = unsafe { kept.rows.row(kept.first + segment * rows + i) };
+                let row = unsafe { partials.rows.row(partials.first + segment * rows + i) };
                 (work.segment.most[r], work.segment.sum[r]) = (row[0], row[1]);
                 work.segment.values[r * wide..][..wide].copy_from_slice(&row[2..]);
             }

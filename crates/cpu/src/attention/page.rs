@@ -31,23 +31,23 @@ pub(crate) struct PageLayout {
     pub paired: bool,
 }
 
-/// Element offsets of one head in one slot: `together` adjacent elements, the next such group `apart` elements after
+/// Element offsets of one head in one slot: `together` adjacent elements, the next such group `stride` elements after
 /// the first.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread {
     pub at: usize,
     pub together: usize,
-    pub apart: usize,
+    pub stride: usize,
 }
 
 impl Spread {
     pub(crate) fn element(self, i: usize) -> usize {
-        self.at + i / self.together * self.apart + i % self.together
+        self.at + i / self.together * self.stride + i % self.together
     }
 
     /// Whether all elements are contiguous.
-    pub(crate) fn is_whole(self) -> bool {
-        self.together == self.apart
+    pub(crate) fn is_contiguous(self) -> bool {
+        self.together == self.stride
     }
 }
 
@@ -79,14 +79,14 @@ impl PageLayout {
         let block = slot / BLOCK * BLOCK;
         let width = BLOCK.min(self.page_len - block);
         let at = self.block(head, block) + (slot - block) * together;
-        Spread { at, together, apart: width * together }
+        Spread { at, together, stride: width * together }
     }
 
     /// Location of the value of a head in a slot.
     pub(crate) fn value(self, head: usize, slot: usize) -> Spread {
         match self.paired {
-            true => Spread { at: self.block(head, slot / 2 * 2) + slot % 2, together: 1, apart: 2 },
-            false => Spread { at: self.block(head, slot), together: 1, apart: 1 },
+            true => Spread { at: self.block(head, slot / 2 * 2) + slot % 2, together: 1, stride: 2 },
+            false => Spread { at: self.block(head, slot), together: 1, stride: 1 },
         }
     }
 }
@@ -293,13 +293,13 @@ impl Bring for Wide<'_> {
 unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mut [f32]) {
     let (dim, start) = (t.heads.dim, index * SEGMENT);
     let layout = t.layout();
-    let whole = t.page_len.is_multiple_of(BLOCK) && !layout.paired;
+    let whole_blocks = t.page_len.is_multiple_of(BLOCK) && !layout.paired;
     let end = t.len.min(start + SEGMENT);
     let blocks = k.chunks_exact_mut(BLOCK * dim).zip(v.chunks_exact_mut(BLOCK * dim));
     for (first, (k, v)) in (start..end).step_by(BLOCK).zip(blocks) {
         // SAFETY: the caller guarantees the instruction set.
         unsafe {
-            if whole {
+            if whole_blocks {
                 let (page, slot) = t.slot(first);
                 let at = layout.block(t.head, slot);
                 t.k.read::<S>(page, at, k);

@@ -6,7 +6,7 @@
 //! chain begins with +0, and nothing turns it negative.
 //!
 //! One difference: tiles flush subnormals (below 2⁻¹²⁶) to zero, vectors do not. So operands are restricted to prevent
-//! them. Keys and values are at least 2⁻⁶³ in magnitude or zero ([`keep`]), queries at least 2⁻⁴⁰ or zero ([`query`]),
+//! them. Keys and values are at least 2⁻⁶³ in magnitude or zero ([`flush_tiny`]), queries at least 2⁻⁴⁰ or zero ([`query`]),
 //! weights at least 2⁻⁴⁸ or zero. All have 8 significant bits, so products, and all sums of them, are multiples of
 //! 2⁻¹²⁵: zero or normal.
 
@@ -26,7 +26,7 @@ use crate::simd::{self, Element, Simd};
 pub(super) const SPAN: usize = 32;
 
 /// Flushes elements for the cache that are below 2⁻⁶³ to zero.
-pub(crate) fn keep(x: &mut [bf16]) {
+pub(crate) fn flush_tiny(x: &mut [bf16]) {
     // The two highest bits of the exponent: either is set from 2⁻⁶³ on.
     const LARGE: u16 = 0x6000;
     x.iter_mut().for_each(|x| *x = if x.to_bits() & LARGE == 0 { bf16::ZERO } else { *x });

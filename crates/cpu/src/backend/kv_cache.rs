@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use tallow_core::{DType, LayerKv, RopePairs, StepPlan, Tensor};
 
 use super::device::Cpu;
-use crate::attention::{PageLayout, Spread, keep, scale_of};
+use crate::attention::{PageLayout, Spread, flush_tiny, scale_of};
 use crate::kernels::Kernels;
 use crate::mat::{Mat, MatMut};
 use crate::rowwise::NormTask;
@@ -52,7 +52,7 @@ impl<'a> PagesMut<'a> {
                 PagesMut::F16(m) => put(m, page, elements, x, |from, to| to.convert_from_f32_slice(from)),
                 PagesMut::BF16(m) => put(m, page, elements, x, |from, to| {
                     to.convert_from_f32_slice(from);
-                    keep(to);
+                    flush_tiny(to);
                 }),
                 PagesMut::I8(m) => {
                     let by = put_scale(kernels, m, page, scale, DType::I8, x);
@@ -108,7 +108,7 @@ unsafe fn put<T: bytemuck::Pod>(
         let first = i * SOME;
         // SAFETY: the caller upholds the same contract.
         unsafe {
-            if to.is_whole() {
+            if to.is_contiguous() {
                 let first = to.element(first);
                 narrow(x, m.part(row, first..first + x.len()));
                 continue;

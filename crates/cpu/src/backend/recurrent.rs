@@ -53,7 +53,7 @@ impl Cpu {
 
     pub(crate) fn recall(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (heads, host, k) = (op.heads, &op.plan.host, self.kernels);
-        let gates = self.bent_gates(op)?;
+        let gates = self.delta_gates(op)?;
         let (qk, v, gates) = (Mat::new(op.qk), Mat::new(op.v), Mat::new(&gates));
         let (from, to) = (Mat::<f32>::new(op.states), MatMut::<f32>::new(op.states));
         let out = self.alloc(DType::F32, op.v.rows(), op.v.cols())?;
@@ -90,7 +90,7 @@ impl Cpu {
 
     /// Gates of the gated delta rule, per value head: beta = sigmoid(b), then alpha = exp(-rate * softplus(a +
     /// bias)). [tokens, 2 * value heads]
-    fn bent_gates(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    fn delta_gates(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (gates, values) = (Mat::<f32>::new(op.gates), op.heads.values);
         let (rate, bias) = (Mat::<f32>::new(&op.decay.rate).row(0), Mat::<f32>::new(&op.decay.bias).row(0));
         self.by_rows(gates.rows, gates.cols, |_, r, out| {

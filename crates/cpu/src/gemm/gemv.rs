@@ -4,9 +4,24 @@
 //! The same sums in the same order as in [`tiles`](super::tiles), which unpacks weights first: that pays off when many
 //! rows use them.
 //!
+//! ```text
+//! for each chunk of 256 inputs
+//!   for each panel of the pair                        (16 rows of the weight: `L` is a line, 16 x 4 codes)
+//!     for each sub-block of 32 inputs, each step of it (16 or 32 inputs: `PanelShape::step`)
+//!       for each group of 4 inputs: w = 16 x 4 codes, from one to three planes
+//!         for each row i of x:  int_sums[i] += w · x[i][group]                            `dot_group`
+//!       float scales:           f[i]   += scale * int_sums[i] + min * row_sums[i]         `multiply`
+//!       integer scales:         all[i] += scale * int_sums[i]                             `multiply_int`
+//!     sums[i] += x_scale[i] * f[i], or x_scale[i] * (d * all[i] - dmin * (mins · row_sums[i]))
+//! ```
+//!
+//! Codes without mins begin their `int_sums` with a row sum, which corrects for the bias of the codes ([`RowSums`]).
+//!
+//! [`RowSums`]: crate::quantize::RowSums
+//!
 //! One panel after the other, so that memory is read front to back, and so that an input element is used once where
 //! it is loaded and needs no register of its own. The code for each number of rows is a function of its own
-//! ([`Lines::apart`]); otherwise the compiler runs out of registers, and takes very long.
+//! ([`Lines::outlined`]); otherwise the compiler runs out of registers, and takes very long.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
@@ -21,7 +36,7 @@ use crate::pack::{
     CHUNK, HasPackedKind, LINE, PAIR, PackedKind, PackedWeights, ROWS, SUBBLOCK, with_packed_kind,
 };
 use crate::quantize::QuantizedView;
-use crate::simd::{Lines, WholeKind, Work, scale_whole};
+use crate::simd::{IntKind, Lines, Work, scale_int};
 
 /// A pair of panels, to be multiplied with a few rows.
 pub(crate) struct GemvTask<'a> {
@@ -49,7 +64,7 @@ pub(crate) unsafe fn gemv<L: Lines>(t: &mut GemvTask<'_>) {
     while row < t.sums.len() {
         // SAFETY: the caller upholds the same contract.
         row += unsafe {
-            match (t.sums.len() - row).min(L::FEW) {
+            match (t.sums.len() - row).min(L::GEMV_MAX_ROWS) {
                 1 => some_rows::<L, 1>(t, row),
                 2 => some_rows::<L, 2>(t, row),
                 3 => some_rows::<L, 3>(t, row),
@@ -65,13 +80,13 @@ pub(crate) unsafe fn gemv<L: Lines>(t: &mut GemvTask<'_>) {
 /// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
 unsafe fn some_rows<L: Lines, const T: usize>(t: &mut GemvTask<'_>, row: usize) -> usize {
-    if T <= L::FEW
+    if T <= L::GEMV_MAX_ROWS
         && let Some(sums) = t.sums[row..].first_chunk_mut::<T>()
     {
         let (w, pair, x, first) = (t.w, t.pair, t.x, t.rows.start + row);
         // SAFETY: the caller has the instruction set.
-        with_packed_kind!(w.layout.form, F => unsafe {
-            L::apart(SomeRows { w, pair, x, first, sums, form: PhantomData::<F> });
+        with_packed_kind!(w.layout.kind, F => unsafe {
+            L::outlined(SomeRows { w, pair, x, first, sums, kind: PhantomData::<F> });
         });
     }
     T
@@ -84,7 +99,7 @@ struct SomeRows<'a, F, const T: usize> {
     x: GemvRows<'a>,
     first: usize,
     sums: &'a mut [Sums; T],
-    form: PhantomData<F>,
+    kind: PhantomData<F>,
 }
 
 impl<L: Lines, F: HasPackedKind, const T: usize> Work<L> for SomeRows<'_, F, T> {
@@ -94,7 +109,7 @@ impl<L: Lines, F: HasPackedKind, const T: usize> Work<L> for SomeRows<'_, F, T> 
         // SAFETY: the caller upholds the same contract.
         unsafe {
             match self.x {
-                GemvRows::Quantized(x) if !is_plain => self.whole::<L>(x),
+                GemvRows::Quantized(x) if !is_plain => self.quantized::<L>(x),
                 GemvRows::Plain(x) if is_plain => self.plain::<L>(x),
                 _ => debug_assert!(false, "input of another kind than weights"),
             }
@@ -105,23 +120,23 @@ impl<L: Lines, F: HasPackedKind, const T: usize> Work<L> for SomeRows<'_, F, T> 
 impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
     /// Quantized weights: all chunks.
     #[inline(always)]
-    unsafe fn whole<L: Lines>(self, x: QuantizedView<'_>) {
-        if const { matches!(F::KIND, PackedKind::EightHalves) } && self.w.cols == SUBBLOCK {
+    unsafe fn quantized<L: Lines>(self, x: QuantizedView<'_>) {
+        if const { matches!(F::KIND, PackedKind::EightF16) } && self.w.cols == SUBBLOCK {
             // SAFETY: the caller upholds the same contract.
-            return unsafe { self.one_part::<L>(x) };
+            return unsafe { self.one_subblock::<L>(x) };
         }
         let (sums, table) = (self.sums.as_mut_ptr().cast::<f32>(), &self.w.layout.table);
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
-            let (codes, scales, sides) = x.chunk(self.first..self.first + T, &inputs);
-            let mut room;
+            let (codes, scales, row_sums) = x.chunk(self.first..self.first + T, &inputs);
+            let mut scratch;
             // A single row has no distance to others, so it need not be copied.
             let rows = if inputs.len() == CHUNK || T == 1 {
-                let (codes, scales, sides) = (codes.as_ptr(), scales.as_ptr(), sides.as_ptr());
-                Rows { codes, scales, sides, table, form: PhantomData::<F> }
+                let (codes, scales, row_sums) = (codes.as_ptr(), scales.as_ptr(), row_sums.as_ptr());
+                Rows { codes, scales, row_sums, table, kind: PhantomData::<F> }
             } else {
-                room = Spread::<T>::EMPTY;
-                room.fill(codes, scales, sides, table)
+                scratch = Spread::<T>::EMPTY;
+                scratch.fill(codes, scales, row_sums, table)
             };
             for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
@@ -133,7 +148,7 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
                     } else {
                         // Blocks of these formats are full chunks (256 weights).
                         assert!(n == CHUNK);
-                        multiply_whole::<L, F, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
+                        multiply_int::<L, F, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
                     }
                 }
             }
@@ -143,32 +158,32 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
     /// Weights of a single sub-block of 8-bit codes, as `lora_b` of low rank: so little work that the overhead of the
     /// loops over sub-blocks would dominate.
     #[inline(always)]
-    unsafe fn one_part<L: Lines>(self, x: QuantizedView<'_>) {
-        let (codes, scales, sides) = x.chunk(self.first..self.first + T, &(0..SUBBLOCK));
+    unsafe fn one_subblock<L: Lines>(self, x: QuantizedView<'_>) {
+        let (codes, scales, row_sums) = x.chunk(self.first..self.first + T, &(0..SUBBLOCK));
         for p in 0..self.w.panels {
             let (chunk, _) = self.w.chunk(2 * self.pair + p, 0);
             let lines = chunk[LINE..].chunks_exact(LINE).take(self.w.groups());
             // SAFETY: the chunk begins with its scales, and rows have codes for a sub-block, a scale and a row sum
             // each; the caller has the instruction set.
             unsafe {
-                let mut whole = [L::words(0); T];
+                let mut int_sums = [L::words(0); T];
                 for i in 0..T {
-                    whole[i] = L::repeat(sides[i..].as_ptr().cast());
+                    int_sums[i] = L::repeat(row_sums[i..].as_ptr().cast());
                 }
                 for (group, line) in lines.enumerate() {
                     let w = L::load(line.as_ptr());
                     let w = if L::BIASED { L::xor(w, L::bytes(0x80)) } else { w };
                     for i in 0..T {
-                        whole[i] = L::dot4::<true>(
-                            whole[i],
+                        int_sums[i] = L::dot4::<true>(
+                            int_sums[i],
                             w,
                             L::repeat(codes[i * SUBBLOCK + 4 * group..].as_ptr()),
                         );
                     }
                 }
-                let scale = L::halves(chunk.as_ptr());
+                let scale = L::widen_f16(chunk.as_ptr());
                 for i in 0..T {
-                    let f = L::fma(L::to_f32(whole[i]), scale, L::splat(0.0));
+                    let f = L::fma(L::to_f32(int_sums[i]), scale, L::splat(0.0));
                     let sums = self.sums[i].0[p].as_mut_ptr();
                     L::store_f32(sums, L::fma(f, L::splat(scales[i]), L::load_f32(sums)));
                 }
@@ -180,18 +195,18 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
     #[inline(always)]
     unsafe fn plain<L: Lines>(self, x: Mat<'_, f32>) {
         let sums = self.sums.as_mut_ptr().cast::<f32>();
-        let mut room;
+        let mut scratch;
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
             // A single row has no distance to others, so it need not be copied.
             let rows = if T == 1 {
                 x.row(self.first)[inputs].as_ptr()
             } else {
-                room = [[0.0; CHUNK]; T];
+                scratch = [[0.0; CHUNK]; T];
                 for i in 0..T {
-                    room[i][..inputs.len()].copy_from_slice(&x.row(self.first + i)[inputs.clone()]);
+                    scratch[i][..inputs.len()].copy_from_slice(&x.row(self.first + i)[inputs.clone()]);
                 }
-                room.as_ptr().cast()
+                scratch.as_ptr().cast()
             };
             for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
@@ -208,50 +223,50 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
 struct Rows<'a, F> {
     codes: *const u8,
     scales: *const f32,
-    sides: *const u32,
+    row_sums: *const u32,
     /// Values of the weights' codes, where they index a table.
     table: &'a [i8; 16],
-    form: PhantomData<F>,
+    kind: PhantomData<F>,
 }
 
 impl<F: HasPackedKind> Rows<'_, F> {
     /// Distance between the row sums of two rows.
-    const SIDES: usize =
+    const ROW_SUMS: usize =
         CHUNK / F::SHAPE.run / if F::SHAPE.has_int_scales() && F::SHAPE.has_mins() { 2 } else { 1 };
 }
 
 /// Rows of less than a chunk, copied to the distance of full chunks.
 struct Spread<const T: usize> {
     codes: [[u8; CHUNK]; T],
-    sides: [[u32; CHUNK / 16]; T],
+    row_sums: [[u32; CHUNK / 16]; T],
 }
 
 impl<const T: usize> Spread<T> {
-    const EMPTY: Spread<T> = Spread { codes: [[0; _]; _], sides: [[0; _]; _] };
+    const EMPTY: Spread<T> = Spread { codes: [[0; _]; _], row_sums: [[0; _]; _] };
 
     #[inline(always)]
     fn fill<'a, F: HasPackedKind>(
         &mut self,
         codes: &[u8],
         scales: &[f32],
-        sides: &[u32],
+        row_sums: &[u32],
         table: &'a [i8; 16],
     ) -> Rows<'a, F> {
         spread(codes, self.codes.as_flattened_mut(), T, CHUNK);
-        spread(sides, self.sides.as_flattened_mut(), T, Rows::<F>::SIDES);
+        spread(row_sums, self.row_sums.as_flattened_mut(), T, Rows::<F>::ROW_SUMS);
         Rows {
             codes: self.codes.as_ptr().cast(),
             scales: scales.as_ptr(),
-            sides: self.sides.as_ptr().cast(),
+            row_sums: self.row_sums.as_ptr().cast(),
             table,
-            form: PhantomData,
+            kind: PhantomData,
         }
     }
 }
 
-/// Copies contiguous rows to a distance of `apart` elements.
-fn spread<T: Copy>(from: &[T], to: &mut [T], rows: usize, apart: usize) {
-    for (from, to) in from.chunks_exact(from.len() / rows).zip(to.chunks_mut(apart)) {
+/// Copies contiguous rows to a stride of `stride` elements.
+fn spread<T: Copy>(from: &[T], to: &mut [T], rows: usize, stride: usize) {
+    for (from, to) in from.chunks_exact(from.len() / rows).zip(to.chunks_mut(stride)) {
         to[..from.len()].copy_from_slice(from);
     }
 }
@@ -278,20 +293,20 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
             }
             for r in 0..SUBBLOCK / shape.run {
                 let run = at * (SUBBLOCK / shape.run) + r;
-                let sides = x.sides.add(run);
-                let mut whole = [L::words(0); T];
+                let row_sums = x.row_sums.add(run);
+                let mut int_sums = [L::words(0); T];
                 if !shape.has_mins() {
                     for i in 0..T {
-                        whole[i] = L::repeat(sides.add(i * Rows::<F>::SIDES).cast());
+                        int_sums[i] = L::repeat(row_sums.add(i * Rows::<F>::ROW_SUMS).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut whole, r, planes, x.codes.add(at * SUBBLOCK), x.table);
+                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), x.table);
                 let (scale, min) = header.run::<F>(run);
                 for i in 0..T {
-                    f[i] = L::fma(L::to_f32(whole[i]), scale, f[i]);
+                    f[i] = L::fma(L::to_f32(int_sums[i]), scale, f[i]);
                     if shape.has_mins() {
-                        let less = f32::from_bits(*sides.add(i * Rows::<F>::SIDES));
-                        f[i] = L::fma(min, L::splat(less), f[i]);
+                        let row_sum = f32::from_bits(*row_sums.add(i * Rows::<F>::ROW_SUMS));
+                        f[i] = L::fma(min, L::splat(row_sum), f[i]);
                     }
                 }
                 // Without this the compiler keeps lines that several steps read, in more registers than there are.
@@ -307,13 +322,13 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
 
 /// The same for integer scales, where all products of a chunk are summed without rounding.
 #[inline(always)]
-unsafe fn multiply_whole<L: Lines, F: HasPackedKind, const T: usize>(
+unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
     from: *const u8,
     x: &Rows<'_, F>,
     sums: *mut f32,
 ) {
     let shape = const { F::SHAPE };
-    let (step, mins) = const { (Kind::<F>::STEP, Kind::<F>::MINS) };
+    let (step, min_pairs) = const { (Kind::<F>::STEP, Kind::<F>::MINS) };
     // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
     // instruction set.
     unsafe {
@@ -327,18 +342,18 @@ unsafe fn multiply_whole<L: Lines, F: HasPackedKind, const T: usize>(
             }
             for r in 0..SUBBLOCK / step {
                 let i_step = at * (SUBBLOCK / step) + r;
-                let mut whole = [L::words(0); T];
-                if mins == 0 {
+                let mut int_sums = [L::words(0); T];
+                if min_pairs == 0 {
                     for i in 0..T {
-                        whole[i] = L::repeat(x.sides.add(i * Rows::<F>::SIDES + i_step).cast());
+                        int_sums[i] = L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS + i_step).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut whole, r, planes, x.codes.add(at * SUBBLOCK), x.table);
+                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), x.table);
                 let by = header.by::<F>(i_step);
                 for i in 0..T {
                     all[i] = match const { Kind::<F>::NARROW } {
-                        true => L::dot2::<true>(all[i], whole[i], by),
-                        false => L::mul_add(whole[i], by, all[i]),
+                        true => L::dot2::<true>(all[i], int_sums[i], by),
+                        false => L::mul_add(int_sums[i], by, all[i]),
                     };
                 }
                 // As above.
@@ -346,21 +361,21 @@ unsafe fn multiply_whole<L: Lines, F: HasPackedKind, const T: usize>(
             }
         }
         let scales = header.scales();
-        let mut less = [L::words(0); T];
-        for pair in 0..mins {
-            let min = header.less::<F>(pair);
+        let mut mins = [L::words(0); T];
+        for pair in 0..min_pairs {
+            let min = header.mins::<F>(pair);
             for i in 0..T {
-                less[i] = L::dot2::<false>(
-                    less[i],
+                mins[i] = L::dot2::<false>(
+                    mins[i],
                     min,
-                    L::repeat(x.sides.add(i * Rows::<F>::SIDES + pair).cast()),
+                    L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS + pair).cast()),
                 );
             }
         }
         for i in 0..T {
             let to = sums.add(PAIR * i);
             let row = x.scales.add(i);
-            L::store_f32(to, scale_whole::<L, Kind<F>>(all[i], less[i], scales, row, L::load_f32(to)));
+            L::store_f32(to, scale_int::<L, Kind<F>>(all[i], mins[i], scales, row, L::load_f32(to)));
         }
     }
 }
@@ -369,7 +384,7 @@ unsafe fn multiply_whole<L: Lines, F: HasPackedKind, const T: usize>(
 /// adjacent.
 #[inline(always)]
 unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
-    whole: &mut [L::I; T],
+    int_sums: &mut [L::I; T],
     r: usize,
     planes: *const u8,
     codes: *const u8,
@@ -379,28 +394,28 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
     unsafe {
         let all = const { F::SHAPE.step() == SUBBLOCK };
         if all || r == 0 {
-            dot_group::<L, F, T, 0>(whole, planes, codes, table);
+            dot_group::<L, F, T, 0>(int_sums, planes, codes, table);
         }
         if all || r == 1 {
-            dot_group::<L, F, T, 4>(whole, planes, codes, table);
+            dot_group::<L, F, T, 4>(int_sums, planes, codes, table);
         }
         if all || r == 0 {
-            dot_group::<L, F, T, 1>(whole, planes, codes, table);
+            dot_group::<L, F, T, 1>(int_sums, planes, codes, table);
         }
         if all || r == 1 {
-            dot_group::<L, F, T, 5>(whole, planes, codes, table);
+            dot_group::<L, F, T, 5>(int_sums, planes, codes, table);
         }
         if all || r == 0 {
-            dot_group::<L, F, T, 2>(whole, planes, codes, table);
+            dot_group::<L, F, T, 2>(int_sums, planes, codes, table);
         }
         if all || r == 1 {
-            dot_group::<L, F, T, 6>(whole, planes, codes, table);
+            dot_group::<L, F, T, 6>(int_sums, planes, codes, table);
         }
         if all || r == 0 {
-            dot_group::<L, F, T, 3>(whole, planes, codes, table);
+            dot_group::<L, F, T, 3>(int_sums, planes, codes, table);
         }
         if all || r == 1 {
-            dot_group::<L, F, T, 7>(whole, planes, codes, table);
+            dot_group::<L, F, T, 7>(int_sums, planes, codes, table);
         }
     }
 }
@@ -408,7 +423,7 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
 /// Adds the products of group `G` (four inputs) of a sub-block.
 #[inline(always)]
 unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
-    whole: &mut [L::I; T],
+    int_sums: &mut [L::I; T],
     planes: *const u8,
     codes: *const u8,
     table: &[i8; 16],
@@ -418,9 +433,9 @@ unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
         let w = group::<L, F, G>(planes, table);
         for i in 0..T {
             let a = L::repeat(codes.add(i * CHUNK + 4 * G));
-            whole[i] = match const { F::SHAPE.is_wide() } {
-                true => L::dot4::<true>(whole[i], w, a),
-                false => L::dot4::<false>(whole[i], w, a),
+            int_sums[i] = match const { F::SHAPE.is_wide() } {
+                true => L::dot4::<true>(int_sums[i], w, a),
+                false => L::dot4::<false>(int_sums[i], w, a),
             };
         }
     }
@@ -476,7 +491,7 @@ unsafe fn number<L: Lines, F: HasPackedKind>(two: *const u8, i: usize, scales: *
     unsafe {
         match F::KIND {
             PackedKind::BF16 => pairs::<L>(two)[i],
-            PackedKind::F16 => L::halves(two.add(i * LINE / 2)),
+            PackedKind::F16 => L::widen_f16(two.add(i * LINE / 2)),
             PackedKind::EightFloats => float::<L>(two.add(i * ROWS), scales),
             _ => L::load_f32(two.add(i * LINE).cast()),
         }

@@ -39,7 +39,7 @@ pub(crate) use tiles::{FloatGemmTask, GemmTask, gemm, gemm_float};
 pub(crate) use unpack::{Chunk, Plain, prefetch_strided, unpack, unpack_plain};
 
 use crate::pack::{CHUNK, HasPackedKind, ROWS};
-use crate::simd::WholeKind;
+use crate::simd::IntKind;
 
 /// Sums of one row of input with the 32 rows of a pair of panels.
 #[derive(Clone, Copy)]
@@ -53,7 +53,7 @@ impl Sums {
 /// How products of a `PackedKind` with integer scales are summed.
 struct Kind<F>(PhantomData<F>);
 
-impl<F: HasPackedKind> WholeKind for Kind<F> {
+impl<F: HasPackedKind> IntKind for Kind<F> {
     const STEP: usize = F::SHAPE.step();
     const NARROW: bool = F::SHAPE.is_narrow();
     const MINS: usize = if F::SHAPE.has_mins() { CHUNK / F::SHAPE.run / 2 } else { 0 };

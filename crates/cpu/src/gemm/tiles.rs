@@ -1,6 +1,17 @@
 //! GEMM: products of an unpacked pair of panels with rows of input, one chunk at a time. The same loops serve any
 //! number of rows.
 //!
+//! ```text
+//!                 T rows of x (as many as fit into registers)
+//!               .---------------------.
+//!  panel 0      | 16 x T sums         |   one register (or two, or four) for each panel and row
+//!  panel 1      | 16 x T sums         |
+//!               '---------------------'
+//! for each run of inputs: int_sums = codes · x, then f32 sums += scale * int_sums (+ min * row_sums)   `tile`
+//! integer scales:         all += scale * int_sums, and d, dmin once for the chunk                      `int_tile`
+//! float weights:          sums += w * x, input by input                                                `plain_tile`
+//! ```
+//!
 //! An output is summed over chunks of inputs in order, and within a chunk over its runs (unless that sum is exact, in
 //! integers) or, in f32, over the inputs, whatever the number of rows. So a row's result does not depend on the other
 //! rows (batch invariance).
@@ -12,7 +23,7 @@ use super::{Kind, Sums};
 use crate::mat::Mat;
 use crate::pack::{CHUNK, HasPackedKind, PackedLayout, ROWS, with_packed_kind};
 use crate::quantize::QuantizedView;
-use crate::simd::{Lines, Tile, WholeTile};
+use crate::simd::{IntTile, Lines, Tile};
 
 /// A chunk of a pair of panels, to be multiplied with all rows of an input.
 pub(crate) struct GemmTask<'a> {
@@ -45,7 +56,7 @@ pub(crate) unsafe fn gemm<L: Lines>(t: &mut GemmTask<'_>) {
     // SAFETY: the caller has the instruction set.
     unsafe {
         match (shape.has_int_scales(), shape.has_mins(), shape.is_wide()) {
-            (true, ..) => with_packed_kind!(t.layout.form, F => whole_tiles::<L, F>(t)),
+            (true, ..) => with_packed_kind!(t.layout.kind, F => int_tiles::<L, F>(t)),
             (_, true, _) => tiles::<L, 32, true, false>(t),
             (.., false) => tiles::<L, 32, false, false>(t),
             _ if shape.run == 16 => tiles::<L, 16, false, true>(t),
@@ -61,7 +72,7 @@ unsafe fn tiles<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(
     while row < t.sums.len() {
         // SAFETY: at least `T` rows are left, as `match` says; the caller has the instruction set.
         row += unsafe {
-            match (t.sums.len() - row).min(L::TOKENS) {
+            match (t.sums.len() - row).min(L::GEMM_ROWS) {
                 1 => tile::<L, 1, RUN, MINS, WIDE>(t, row),
                 2 => tile::<L, 2, RUN, MINS, WIDE>(t, row),
                 3 => tile::<L, 3, RUN, MINS, WIDE>(t, row),
@@ -78,19 +89,19 @@ unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, con
     t: &mut GemmTask<'_>,
     row: usize,
 ) -> usize {
-    if T > L::TOKENS {
+    if T > L::GEMM_ROWS {
         return T;
     }
     let [first, second] = &*t.chunks;
     let n = t.inputs.len();
-    let (codes, scales, sides) = t.x.chunk(t.first + row..t.first + row + T, &t.inputs);
+    let (codes, scales, row_sums) = t.x.chunk(t.first + row..t.first + row + T, &t.inputs);
     let tile = Tile {
         codes: [first, second].map(|c| c.codes.as_ptr().cast()),
         scales: [first, second].map(|c| c.scales.as_ptr().cast()),
         mins: [first, second].map(|c| c.mins.as_ptr().cast()),
         rows: std::array::from_fn(|i| codes[i * n..].as_ptr()),
         row_scales: scales.as_ptr(),
-        sides: std::array::from_fn(|i| sides[i * n / RUN..].as_ptr()),
+        row_sums: std::array::from_fn(|i| row_sums[i * n / RUN..].as_ptr()),
         sums: t.sums[row..][..T].as_mut_ptr().cast(),
         runs: n / RUN,
     };
@@ -101,19 +112,19 @@ unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, con
 
 /// All rows with a full chunk of integer scales, as many at a time as fit into registers.
 #[inline(always)]
-unsafe fn whole_tiles<L: Lines, F: HasPackedKind>(t: &mut GemmTask<'_>) {
+unsafe fn int_tiles<L: Lines, F: HasPackedKind>(t: &mut GemmTask<'_>) {
     // Blocks of these formats are full chunks (256 weights).
     assert!(const { F::SHAPE.has_int_scales() } && t.inputs.len() == CHUNK);
     let mut row = 0;
     while row < t.sums.len() {
         // SAFETY: at least `T` rows are left, as `match` says; the caller has the instruction set.
         row += unsafe {
-            match (t.sums.len() - row).min(L::TOKENS) {
-                1 => whole_tile::<L, F, 1>(t, row),
-                2 => whole_tile::<L, F, 2>(t, row),
-                3 => whole_tile::<L, F, 3>(t, row),
-                4 | 5 => whole_tile::<L, F, 4>(t, row),
-                _ => whole_tile::<L, F, 6>(t, row),
+            match (t.sums.len() - row).min(L::GEMM_ROWS) {
+                1 => int_tile::<L, F, 1>(t, row),
+                2 => int_tile::<L, F, 2>(t, row),
+                3 => int_tile::<L, F, 3>(t, row),
+                4 | 5 => int_tile::<L, F, 4>(t, row),
+                _ => int_tile::<L, F, 6>(t, row),
             }
         };
     }
@@ -121,25 +132,25 @@ unsafe fn whole_tiles<L: Lines, F: HasPackedKind>(t: &mut GemmTask<'_>) {
 
 /// Tile of `T` rows from `row` on. Returns `T`.
 #[inline(always)]
-unsafe fn whole_tile<L: Lines, F: HasPackedKind, const T: usize>(t: &mut GemmTask<'_>, row: usize) -> usize {
-    if T > L::TOKENS {
+unsafe fn int_tile<L: Lines, F: HasPackedKind, const T: usize>(t: &mut GemmTask<'_>, row: usize) -> usize {
+    if T > L::GEMM_ROWS {
         return T;
     }
     let [first, second] = &*t.chunks;
-    let (codes, scales, sides) = t.x.chunk(t.first + row..t.first + row + T, &t.inputs);
-    let words = sides.len() / T;
-    let tile = WholeTile {
+    let (codes, scales, row_sums) = t.x.chunk(t.first + row..t.first + row + T, &t.inputs);
+    let words = row_sums.len() / T;
+    let tile = IntTile {
         codes: [first, second].map(|c| c.codes.as_ptr().cast()),
-        by: [first, second].map(|c| c.whole.by.as_ptr().cast()),
-        less: [first, second].map(|c| c.whole.less.as_ptr().cast()),
-        scales: [first, second].map(|c| c.whole.scales.as_ptr().cast()),
+        by: [first, second].map(|c| c.int.by.as_ptr().cast()),
+        mins: [first, second].map(|c| c.int.mins.as_ptr().cast()),
+        scales: [first, second].map(|c| c.int.scales.as_ptr().cast()),
         rows: std::array::from_fn(|i| codes[i * CHUNK..].as_ptr()),
         row_scales: scales.as_ptr(),
-        sides: std::array::from_fn(|i| sides[i * words..].as_ptr()),
+        row_sums: std::array::from_fn(|i| row_sums[i * words..].as_ptr()),
         sums: t.sums[row..][..T].as_mut_ptr().cast(),
     };
     // SAFETY: the pointers are to arrays as long as the tile's docs require; the caller has the instruction set.
-    unsafe { L::whole_tile::<T, Kind<F>>(&tile) };
+    unsafe { L::int_tile::<T, Kind<F>>(&tile) };
     T
 }
 
@@ -150,7 +161,7 @@ pub(crate) unsafe fn gemm_float<L: Lines>(t: &mut FloatGemmTask<'_>) {
     while row < t.sums.len() {
         // SAFETY: at least `T` rows are left, as `match` says; the caller has the instruction set.
         row += unsafe {
-            match (t.sums.len() - row).min(L::TOKENS_F32) {
+            match (t.sums.len() - row).min(L::GEMM_ROWS_F32) {
                 1 => plain_tile::<L, 1>(t, row),
                 2 => plain_tile::<L, 2>(t, row),
                 3 => plain_tile::<L, 3>(t, row),
@@ -164,7 +175,7 @@ pub(crate) unsafe fn gemm_float<L: Lines>(t: &mut FloatGemmTask<'_>) {
 
 #[inline(always)]
 unsafe fn plain_tile<L: Lines, const T: usize>(t: &mut FloatGemmTask<'_>, row: usize) -> usize {
-    if T > L::TOKENS_F32 {
+    if T > L::GEMM_ROWS_F32 {
         return T;
     }
     let x: [*const f32; T] = std::array::from_fn(|i| t.x.row(row + i)[t.inputs.clone()].as_ptr());

@@ -17,16 +17,16 @@ pub(crate) struct Chunk {
     pub scales: [[f32; ROWS]; CHUNK / 16],
     /// Mins, which are subtracted; one per run.
     pub mins: [[f32; ROWS]; CHUNK / 16],
-    pub whole: Whole,
+    pub int: IntScales,
 }
 
 /// Scales of a chunk with integer scales, whose products are summed without rounding.
 #[repr(C, align(64))]
-pub(crate) struct Whole {
+pub(crate) struct IntScales {
     /// Integer factors of the sums, one per step.
     pub by: [[i32; ROWS]; CHUNK / 16],
     /// Integer mins of two runs, as two `i16` in a word.
-    pub less: [[i32; ROWS]; CHUNK / 32],
+    pub mins: [[i32; ROWS]; CHUNK / 32],
     /// d, and -dmin.
     pub scales: [[f32; ROWS]; 2],
 }
@@ -40,7 +40,11 @@ impl Chunk {
         codes: [[0; LINE]; CHUNK / 4],
         scales: [[0.0; ROWS]; CHUNK / 16],
         mins: [[0.0; ROWS]; CHUNK / 16],
-        whole: Whole { by: [[0; ROWS]; CHUNK / 16], less: [[0; ROWS]; CHUNK / 32], scales: [[0.0; ROWS]; 2] },
+        int: IntScales {
+            by: [[0; ROWS]; CHUNK / 16],
+            mins: [[0; ROWS]; CHUNK / 32],
+            scales: [[0.0; ROWS]; 2],
+        },
     };
 }
 
@@ -73,16 +77,16 @@ pub(crate) unsafe fn prefetch_strided<L: Lines>(from: *const u8, to: *const u8) 
 #[inline(always)]
 pub(crate) unsafe fn unpack<L: Lines>(layout: &PackedLayout, from: &[u8], inputs: usize, to: &mut Chunk) {
     assert!(inputs <= CHUNK);
-    with_packed_kind!(layout.form, F => {
+    with_packed_kind!(layout.kind, F => {
         let from = from[..F::SHAPE.chunk(inputs)].as_ptr();
         // SAFETY: the chunk is of kind `F` with `inputs` inputs, as its length shows; the caller has the instruction
         // set.
         unsafe {
             if const { F::SHAPE.has_int_scales() } {
                 assert!(inputs == CHUNK);
-                whole_numbers::<L, F>(from, &mut to.whole);
+                int_scales::<L, F>(from, &mut to.int);
             } else {
-                numbers::<L, F>(from, inputs, to);
+                float_scales::<L, F>(from, inputs, to);
             }
             codes::<L, F>(from.add(F::SHAPE.head(inputs)), inputs, &layout.table, to);
         }
@@ -112,8 +116,8 @@ impl<L: Lines> Header<L> {
             prefetch_strided::<L>(from, from.add(shape.head(inputs)));
             let none = L::splat(0.0);
             let (d, dmin) = match shape.scales {
-                Scales::Bytes | Scales::Single => (L::load_f32(from.cast()), none),
-                Scales::BytesLess | Scales::NibblesLess => (L::halves(from), L::halves(from.add(32))),
+                Scales::Bytes | Scales::F32 => (L::load_f32(from.cast()), none),
+                Scales::BytesMin | Scales::NibblesMin => (L::widen_f16(from), L::widen_f16(from.add(32))),
                 _ => (none, none),
             };
             Header { from, runs: inputs / shape.run, d, dmin }
@@ -132,21 +136,21 @@ impl<L: Lines> Header<L> {
         unsafe {
             let byte = |i: usize| self.from.add(LINE + ROWS * i);
             match const { F::SHAPE }.scales {
-                Scales::Plain | Scales::PlainSingles | Scales::Single => (d, dmin),
-                Scales::Halves => (L::halves(self.from.add(32 * run)), dmin),
-                Scales::HalvesAdd => {
-                    let add = L::halves(self.from.add(64 * run + 32));
-                    (L::halves(self.from.add(64 * run)), L::mul(add, L::splat(-1.0)))
+                Scales::Plain | Scales::PlainF32 | Scales::F32 => (d, dmin),
+                Scales::F16 => (L::widen_f16(self.from.add(32 * run)), dmin),
+                Scales::F16Add => {
+                    let add = L::widen_f16(self.from.add(64 * run + 32));
+                    (L::widen_f16(self.from.add(64 * run)), L::mul(add, L::splat(-1.0)))
                 }
                 Scales::Bytes => (L::mul(d, L::to_f32(L::widen_i8(byte(run)))), dmin),
-                Scales::BytesLess => {
-                    let (by, less) = (L::widen_u8(byte(run)), L::widen_u8(byte(self.runs + run)));
-                    (L::mul(d, L::to_f32(by)), L::mul(dmin, L::to_f32(less)))
+                Scales::BytesMin => {
+                    let (by, min) = (L::widen_u8(byte(run)), L::widen_u8(byte(self.runs + run)));
+                    (L::mul(d, L::to_f32(by)), L::mul(dmin, L::to_f32(min)))
                 }
-                Scales::NibblesLess => {
+                Scales::NibblesMin => {
                     let both = L::widen_u8(byte(run));
-                    let (by, less) = (L::and(both, L::words(15)), L::right::<4>(both));
-                    (L::mul(d, L::to_f32(by)), L::mul(dmin, L::to_f32(less)))
+                    let (by, min) = (L::and(both, L::words(15)), L::right::<4>(both));
+                    (L::mul(d, L::to_f32(by)), L::mul(dmin, L::to_f32(min)))
                 }
                 Scales::Exponents => {
                     let scale = |r: usize| MXFP4 { e: *self.from.add(ROWS * run + r), qs: [0; 16] }.scale();
@@ -157,7 +161,7 @@ impl<L: Lines> Header<L> {
         }
     }
 
-    /// d, which multiplies sums of [`by`](Header::by), and -dmin, which multiplies sums of [`less`](Header::less).
+    /// d, which multiplies sums of [`by`](Header::by), and -dmin, which multiplies sums of [`mins`](Header::mins).
     #[inline(always)]
     pub(super) unsafe fn scales(&self) -> [L::F; 2] {
         // SAFETY: by the contract of `new`, the CPU has the instruction set.
@@ -179,8 +183,8 @@ impl<L: Lines> Header<L> {
                 // The upper half of a word is another factor in `Lines::dot2`: clear it.
                 Scales::Bytes if shape.is_narrow() => L::and(L::widen_i8(byte), L::words(0xffff)),
                 Scales::Bytes => L::widen_i8(byte),
-                Scales::BytesLess => L::widen_u8(byte),
-                Scales::NibblesLess => L::and(L::widen_u8(byte), L::words(15)),
+                Scales::BytesMin => L::widen_u8(byte),
+                Scales::NibblesMin => L::and(L::widen_u8(byte), L::words(15)),
                 _ => L::words(1),
             }
         }
@@ -192,14 +196,14 @@ impl<L: Lines> Header<L> {
     ///
     /// The chunk has the pair.
     #[inline(always)]
-    pub(super) unsafe fn less<F: HasPackedKind>(&self, pair: usize) -> L::I {
+    pub(super) unsafe fn mins<F: HasPackedKind>(&self, pair: usize) -> L::I {
         let shape = const { F::SHAPE };
         let runs = CHUNK / shape.run;
         // SAFETY: as for `by`.
         unsafe {
             let byte = |run: usize| L::widen_u8(self.from.add(LINE + ROWS * run));
             let one = |run: usize| match shape.scales {
-                Scales::NibblesLess => L::right::<4>(byte(run)),
+                Scales::NibblesMin => L::right::<4>(byte(run)),
                 _ => byte(runs + run),
             };
             L::or(one(2 * pair), L::left::<16>(one(2 * pair + 1)))
@@ -209,7 +213,7 @@ impl<L: Lines> Header<L> {
 
 /// Writes the integer scales of a full chunk.
 #[inline(always)]
-unsafe fn whole_numbers<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut Whole) {
+unsafe fn int_scales<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut IntScales) {
     let shape = const { F::SHAPE };
     // SAFETY: the caller guarantees a full chunk of kind `F`, and has the instruction set.
     unsafe {
@@ -218,8 +222,8 @@ unsafe fn whole_numbers<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut Wh
             L::store(by.as_mut_ptr().cast(), header.by::<F>(step));
         }
         if shape.has_mins() {
-            for (pair, less) in to.less.iter_mut().take(CHUNK / shape.run / 2).enumerate() {
-                L::store(less.as_mut_ptr().cast(), header.less::<F>(pair));
+            for (pair, mins) in to.mins.iter_mut().take(CHUNK / shape.run / 2).enumerate() {
+                L::store(mins.as_mut_ptr().cast(), header.mins::<F>(pair));
             }
         }
         let [d, dmin] = header.scales();
@@ -230,16 +234,16 @@ unsafe fn whole_numbers<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut Wh
 
 /// Writes the f32 scales and mins of all runs.
 #[inline(always)]
-unsafe fn numbers<L: Lines, F: HasPackedKind>(from: *const u8, inputs: usize, to: &mut Chunk) {
+unsafe fn float_scales<L: Lines, F: HasPackedKind>(from: *const u8, inputs: usize, to: &mut Chunk) {
     // SAFETY: the caller guarantees a chunk of kind `F` with `inputs` inputs, and has the instruction set.
     unsafe {
         let header = Header::<L>::new::<F>(from, inputs);
         let runs = to.scales.iter_mut().zip(&mut to.mins).take(header.runs);
         for (run, (scale, min)) in runs.enumerate() {
-            let (by, less) = header.run::<F>(run);
+            let (by, of_min) = header.run::<F>(run);
             L::store_f32(scale.as_mut_ptr(), by);
             if const { F::SHAPE.has_mins() } {
-                L::store_f32(min.as_mut_ptr(), less);
+                L::store_f32(min.as_mut_ptr(), of_min);
             }
         }
     }
@@ -335,23 +339,23 @@ unsafe fn codes<L: Lines, F: HasPackedKind>(
     }
 }
 
-/// Dequantizes a chunk to f32, with the exact values that the format defines. `room` is scratch for the codes.
+/// Dequantizes a chunk to f32, with the exact values that the format defines. `scratch` is for the codes.
 #[inline(always)]
 pub(crate) unsafe fn unpack_plain<L: Lines>(
     layout: &PackedLayout,
     bytes: &[u8],
     inputs: usize,
-    room: &mut Chunk,
+    scratch: &mut Chunk,
     to: &mut Plain,
 ) {
     assert!(inputs <= CHUNK);
     let from = bytes[..layout.shape.chunk(inputs)].as_ptr();
-    // SAFETY: the chunk is of kind `layout.form` and has `inputs` inputs; the caller has the instruction set.
+    // SAFETY: the chunk is of kind `layout.kind` and has `inputs` inputs; the caller has the instruction set.
     unsafe {
         if layout.shape.is_plain() {
             prefetch_strided::<L>(from, from.add(bytes.len()));
         }
-        match layout.form {
+        match layout.kind {
             PackedKind::F32 => {
                 for (k, to) in to.0[..inputs].iter_mut().enumerate() {
                     L::store_f32(to.as_mut_ptr(), L::from_bits(L::load(from.add(k * LINE))));
@@ -359,7 +363,7 @@ pub(crate) unsafe fn unpack_plain<L: Lines>(
             }
             PackedKind::F16 => {
                 for (k, to) in to.0[..inputs].iter_mut().enumerate() {
-                    L::store_f32(to.as_mut_ptr(), L::halves(from.add(k * LINE / 2)));
+                    L::store_f32(to.as_mut_ptr(), L::widen_f16(from.add(k * LINE / 2)));
                 }
             }
             PackedKind::BF16 => {
@@ -378,10 +382,10 @@ pub(crate) unsafe fn unpack_plain<L: Lines>(
                     L::store_f32(to.as_mut_ptr(), float::<L>(codes.add(k * ROWS), scale));
                 }
             }
-            form => with_packed_kind!(form, F => {
-                numbers::<L, F>(from, inputs, room);
-                codes::<L, F>(from.add(F::SHAPE.head(inputs)), inputs, &layout.table, room);
-                scaled::<L, F>(room, inputs, layout.bias, to);
+            kind => with_packed_kind!(kind, F => {
+                float_scales::<L, F>(from, inputs, scratch);
+                codes::<L, F>(from.add(F::SHAPE.head(inputs)), inputs, &layout.table, scratch);
+                scaled::<L, F>(scratch, inputs, layout.bias, to);
             }),
         }
     }

@@ -12,7 +12,7 @@ use super::panel::{CHUNK, LINE, PAIR, PanelShape, ROWS};
 /// How blocks of a format are packed into chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLayout {
-    pub form: PackedKind,
+    pub kind: PackedKind,
     pub shape: PanelShape,
     /// Values of the codes, where they index a table.
     pub table: [i8; 16],
@@ -22,13 +22,13 @@ pub(crate) struct PackedLayout {
 
 impl PackedLayout {
     /// Codes with a bias.
-    pub(crate) const fn new(form: PackedKind, bias: u8) -> PackedLayout {
-        PackedLayout { form, shape: form.shape(), table: [0; 16], bias }
+    pub(crate) const fn new(kind: PackedKind, bias: u8) -> PackedLayout {
+        PackedLayout { kind, shape: kind.shape(), table: [0; 16], bias }
     }
 
     /// Codes that index a table.
-    pub(crate) const fn looked_up(form: PackedKind, table: [i8; 16]) -> PackedLayout {
-        PackedLayout { form, shape: form.shape(), table, bias: 0 }
+    pub(crate) const fn looked_up(kind: PackedKind, table: [i8; 16]) -> PackedLayout {
+        PackedLayout { kind, shape: kind.shape(), table, bias: 0 }
     }
 }
 
@@ -52,17 +52,17 @@ pub(crate) struct HeaderMut<'a> {
 }
 
 impl HeaderMut<'_> {
-    fn half(&mut self, i: usize, x: F16) {
+    fn put_f16(&mut self, i: usize, x: F16) {
         self.bytes[32 * i + 2 * self.row..][..2].copy_from_slice(&x.0);
     }
 
     /// Writes the chunk's f32 scale.
-    fn single(&mut self, x: f32) {
+    fn put_f32(&mut self, x: f32) {
         self.bytes[4 * self.row..][..4].copy_from_slice(&x.to_le_bytes());
     }
 
     /// Writes byte `i` of those behind the chunk's own scales.
-    fn byte(&mut self, i: usize, x: u8) {
+    fn put_byte(&mut self, i: usize, x: u8) {
         self.bytes[LINE + ROWS * i + self.row] = x;
     }
 }
@@ -88,7 +88,7 @@ fn unsigned<const N: usize>(codes: &[i8; N], bias: u8, out: &mut [u8]) {
 }
 
 impl Packing for Q4_0 {
-    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FourHalves, 8);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FourF16, 8);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -96,7 +96,7 @@ impl Packing for Q4_0 {
     }
 
     fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
-        head.half(at, self.d);
+        head.put_f16(at, self.d);
     }
 }
 
@@ -109,13 +109,13 @@ impl Packing for Q4_1 {
     }
 
     fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
-        head.half(2 * at, self.d);
-        head.half(2 * at + 1, self.m);
+        head.put_f16(2 * at, self.d);
+        head.put_f16(2 * at + 1, self.m);
     }
 }
 
 impl Packing for Q5_0 {
-    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FiveHalves, 16);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FiveF16, 16);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -123,7 +123,7 @@ impl Packing for Q5_0 {
     }
 
     fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
-        head.half(at, self.d);
+        head.put_f16(at, self.d);
     }
 }
 
@@ -136,13 +136,13 @@ impl Packing for Q5_1 {
     }
 
     fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
-        head.half(2 * at, self.d);
-        head.half(2 * at + 1, self.m);
+        head.put_f16(2 * at, self.d);
+        head.put_f16(2 * at + 1, self.m);
     }
 }
 
 impl Packing for Q8_0 {
-    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::EightHalves, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::EightF16, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -150,7 +150,7 @@ impl Packing for Q8_0 {
     }
 
     fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
-        head.half(at, self.d);
+        head.put_f16(at, self.d);
     }
 }
 
@@ -163,9 +163,9 @@ impl Packing for Q2K {
     }
 
     fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-        head.half(0, self.d);
-        head.half(1, self.dmin);
-        self.scales.iter().enumerate().for_each(|(i, s)| head.byte(i, *s));
+        head.put_f16(0, self.d);
+        head.put_f16(1, self.dmin);
+        self.scales.iter().enumerate().for_each(|(i, s)| head.put_byte(i, *s));
     }
 }
 
@@ -178,13 +178,13 @@ impl Packing for Q3K {
     }
 
     fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-        head.single(self.d.get());
-        self.scales().iter().enumerate().for_each(|(i, s)| head.byte(i, *s as u8));
+        head.put_f32(self.d.get());
+        self.scales().iter().enumerate().for_each(|(i, s)| head.put_byte(i, *s as u8));
     }
 }
 
 impl Packing for Q4K {
-    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FourLess, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FourMin, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -192,15 +192,15 @@ impl Packing for Q4K {
     }
 
     fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-        head.half(0, self.d);
-        head.half(1, self.dmin);
+        head.put_f16(0, self.d);
+        head.put_f16(1, self.dmin);
         let (scales, mins) = self.scales.get();
-        scales.iter().chain(&mins).enumerate().for_each(|(i, s)| head.byte(i, *s));
+        scales.iter().chain(&mins).enumerate().for_each(|(i, s)| head.put_byte(i, *s));
     }
 }
 
 impl Packing for Q5K {
-    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FiveLess, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::FiveMin, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -208,10 +208,10 @@ impl Packing for Q5K {
     }
 
     fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-        head.half(0, self.d);
-        head.half(1, self.dmin);
+        head.put_f16(0, self.d);
+        head.put_f16(1, self.dmin);
         let (scales, mins) = self.scales.get();
-        scales.iter().chain(&mins).enumerate().for_each(|(i, s)| head.byte(i, *s));
+        scales.iter().chain(&mins).enumerate().for_each(|(i, s)| head.put_byte(i, *s));
     }
 }
 
@@ -224,13 +224,13 @@ impl Packing for Q6K {
     }
 
     fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-        head.single(self.d.get());
-        self.scales.iter().enumerate().for_each(|(i, s)| head.byte(i, *s as u8));
+        head.put_f32(self.d.get());
+        self.scales.iter().enumerate().for_each(|(i, s)| head.put_byte(i, *s as u8));
     }
 }
 
 impl Packing for Q8K {
-    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::EightSingle, 0);
+    const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::EightF32, 0);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
@@ -238,12 +238,12 @@ impl Packing for Q8K {
     }
 
     fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-        head.single(self.d.get());
+        head.put_f32(self.d.get());
     }
 }
 
 /// Codes of a block of 32, low nibbles first and then high ones, as IQ4_NL and MXFP4 store them.
-fn split_halves(qs: &[u8; 16], out: &mut [u8]) {
+fn split_nibbles(qs: &[u8; 16], out: &mut [u8]) {
     let (low, high) = out.split_at_mut(16);
     for ((q, low), high) in qs.iter().zip(low).zip(high) {
         (*low, *high) = (q & 15, q >> 4);
@@ -251,15 +251,15 @@ fn split_halves(qs: &[u8; 16], out: &mut [u8]) {
 }
 
 impl Packing for IQ4NL {
-    const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::FourTableHalves, IQ4NL::VALUES);
+    const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::FourTableF16, IQ4NL::VALUES);
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
-        split_halves(&self.qs, out);
+        split_nibbles(&self.qs, out);
     }
 
     fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
-        head.half(at, self.d);
+        head.put_f16(at, self.d);
     }
 }
 
@@ -268,12 +268,12 @@ impl Packing for IQ4XS {
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
-        self.qs.iter().zip(out.chunks_exact_mut(32)).for_each(|(qs, out)| split_halves(qs, out));
+        self.qs.iter().zip(out.chunks_exact_mut(32)).for_each(|(qs, out)| split_nibbles(qs, out));
     }
 
     fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-        head.single(self.d.get());
-        self.scales().iter().enumerate().for_each(|(i, s)| head.byte(i, *s as u8));
+        head.put_f32(self.d.get());
+        self.scales().iter().enumerate().for_each(|(i, s)| head.put_byte(i, *s as u8));
     }
 }
 
@@ -282,7 +282,7 @@ impl Packing for MXFP4 {
 
     #[inline(always)]
     fn codes(&self, out: &mut [u8]) {
-        split_halves(&self.qs, out);
+        split_nibbles(&self.qs, out);
     }
 
     fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
@@ -304,15 +304,15 @@ impl Packing for NVFP4 {
     }
 
     fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
-        (0..4).for_each(|part| head.half(4 * at + part, F16::nearest(self.scale(part))));
+        (0..4).for_each(|part| head.put_f16(4 * at + part, F16::nearest(self.scale(part))));
     }
 }
 
 /// Formats whose codes index a table, and whose scales are integer multiples of one f32 (IQ1, IQ2, IQ3).
 macro_rules! gridded {
-    ($($block:ident: $form:ident),*) => {
+    ($($block:ident: $kind:ident),*) => {
         $(impl Packing for $block {
-            const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::$form, <$block as Gridded>::VALUES);
+            const LAYOUT: PackedLayout = PackedLayout::looked_up(PackedKind::$kind, <$block as Gridded>::VALUES);
 
             #[inline(always)]
             fn codes(&self, out: &mut [u8]) {
@@ -320,9 +320,9 @@ macro_rules! gridded {
             }
 
             fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-                head.single(self.step());
+                head.put_f32(self.step());
                 let every = $block::LAYOUT.shape.run / 16;
-                self.factors().iter().step_by(every).enumerate().for_each(|(i, by)| head.byte(i, *by));
+                self.factors().iter().step_by(every).enumerate().for_each(|(i, by)| head.put_byte(i, *by));
             }
         })*
     };
@@ -345,9 +345,9 @@ macro_rules! ternary {
             }
 
             fn head(&self, _: usize, head: &mut HeaderMut<'_>) {
-                head.half(0, self.d);
-                head.half(1, self.d);
-                (0..CHUNK / 16).for_each(|run| head.byte(run, 0x11));
+                head.put_f16(0, self.d);
+                head.put_f16(1, self.d);
+                (0..CHUNK / 16).for_each(|run| head.put_byte(run, 0x11));
             }
         })*
     };
@@ -356,10 +356,10 @@ macro_rules! ternary {
 ternary!(TQ1_0, TQ2_0);
 
 /// Formats with codes of one or two bits and one scale for several runs.
-macro_rules! few {
+macro_rules! low_bit {
     ($($block:ident),*) => {
         $(impl Packing for $block {
-            const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::TwoHalves, 1);
+            const LAYOUT: PackedLayout = PackedLayout::new(PackedKind::TwoF16, 1);
 
             #[inline(always)]
             fn codes(&self, out: &mut [u8]) {
@@ -368,13 +368,13 @@ macro_rules! few {
 
             fn head(&self, at: usize, head: &mut HeaderMut<'_>) {
                 let runs = <$block as Block>::FORMAT.block_weights() / $block::LAYOUT.shape.run;
-                (0..runs).for_each(|run| head.half(runs * at + run, self.d));
+                (0..runs).for_each(|run| head.put_f16(runs * at + run, self.d));
             }
         })*
     };
 }
 
-few!(Q1_0, Q2_0);
+low_bit!(Q1_0, Q2_0);
 
 /// Float formats: no codes, no scales.
 macro_rules! plain {

@@ -53,7 +53,7 @@ fn pack_pair_as<B: Packing>(rows: &[u8], width: usize, cols: usize, out: &mut [u
                     &from[first / weights * size_of::<B>()..][..inputs.div_ceil(weights) * size_of::<B>()];
                 match B::LAYOUT.shape.scales {
                     Scales::Plain => plain_row(from, size_of::<B>(), B::FORMAT == Format::BF16, row, out),
-                    Scales::PlainSingles => floats_row(bytemuck::cast_slice::<u8, B>(from), inputs, row, out),
+                    Scales::PlainF32 => floats_row(bytemuck::cast_slice::<u8, B>(from), inputs, row, out),
                     _ => blocks_row(bytemuck::cast_slice::<u8, B>(from), inputs, row, out),
                 }
             }

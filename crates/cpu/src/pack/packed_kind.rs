@@ -12,23 +12,23 @@ pub(crate) enum PackedKind {
     F32,
     F16,
     BF16,
-    TwoHalves,
+    TwoF16,
     TwoNibbles,
     ThreeBytes,
     ThreeTableBytes,
-    FourHalves,
+    FourF16,
     FourAdd,
-    FourLess,
-    FourTableHalves,
+    FourMin,
+    FourTableF16,
     FourTableShort,
     FourTableBytes,
     FourTableExponents,
-    FiveHalves,
+    FiveF16,
     FiveAdd,
-    FiveLess,
+    FiveMin,
     SixBytes,
-    EightHalves,
-    EightSingle,
+    EightF16,
+    EightF32,
     EightFloats,
 }
 
@@ -38,24 +38,24 @@ impl PackedKind {
         let (bits, looked_up, run, scales) = match self {
             PackedKind::F32 => (32, false, 32, Scales::Plain),
             PackedKind::F16 | PackedKind::BF16 => (16, false, 32, Scales::Plain),
-            PackedKind::TwoHalves => (2, false, 32, Scales::Halves),
-            PackedKind::TwoNibbles => (2, false, 16, Scales::NibblesLess),
+            PackedKind::TwoF16 => (2, false, 32, Scales::F16),
+            PackedKind::TwoNibbles => (2, false, 16, Scales::NibblesMin),
             PackedKind::ThreeBytes => (3, false, 16, Scales::Bytes),
             PackedKind::ThreeTableBytes => (3, true, 16, Scales::Bytes),
-            PackedKind::FourHalves => (4, false, 32, Scales::Halves),
-            PackedKind::FourAdd => (4, false, 32, Scales::HalvesAdd),
-            PackedKind::FourLess => (4, false, 32, Scales::BytesLess),
-            PackedKind::FourTableHalves => (4, true, 32, Scales::Halves),
-            PackedKind::FourTableShort => (4, true, 16, Scales::Halves),
+            PackedKind::FourF16 => (4, false, 32, Scales::F16),
+            PackedKind::FourAdd => (4, false, 32, Scales::F16Add),
+            PackedKind::FourMin => (4, false, 32, Scales::BytesMin),
+            PackedKind::FourTableF16 => (4, true, 32, Scales::F16),
+            PackedKind::FourTableShort => (4, true, 16, Scales::F16),
             PackedKind::FourTableBytes => (4, true, 32, Scales::Bytes),
             PackedKind::FourTableExponents => (4, true, 32, Scales::Exponents),
-            PackedKind::FiveHalves => (5, false, 32, Scales::Halves),
-            PackedKind::FiveAdd => (5, false, 32, Scales::HalvesAdd),
-            PackedKind::FiveLess => (5, false, 32, Scales::BytesLess),
+            PackedKind::FiveF16 => (5, false, 32, Scales::F16),
+            PackedKind::FiveAdd => (5, false, 32, Scales::F16Add),
+            PackedKind::FiveMin => (5, false, 32, Scales::BytesMin),
             PackedKind::SixBytes => (6, false, 16, Scales::Bytes),
-            PackedKind::EightHalves => (8, false, 32, Scales::Halves),
-            PackedKind::EightSingle => (8, false, 32, Scales::Single),
-            PackedKind::EightFloats => (8, false, 32, Scales::PlainSingles),
+            PackedKind::EightF16 => (8, false, 32, Scales::F16),
+            PackedKind::EightF32 => (8, false, 32, Scales::F32),
+            PackedKind::EightFloats => (8, false, 32, Scales::PlainF32),
         };
         PanelShape { bits, looked_up, run, scales }
     }
@@ -79,16 +79,16 @@ pub(crate) mod kinds {
         };
     }
 
-    kinds!(F32 F16 BF16 TwoHalves TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
-        FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle EightFloats);
+    kinds!(F32 F16 BF16 TwoF16 TwoNibbles ThreeBytes ThreeTableBytes FourF16 FourAdd FourMin FourTableF16
+        FourTableShort FourTableBytes FourTableExponents FiveF16 FiveAdd FiveMin SixBytes EightF16 EightF32 EightFloats);
 }
 
 /// Runs an expression with `$F` standing for the type of a [`PackedKind`] value.
 macro_rules! with_packed_kind {
     ($kind:expr, $F:ident => $body:expr) => {
         $crate::pack::with_packed_kind!(@ $kind, $F, $body,
-            F32 F16 BF16 TwoHalves TwoNibbles ThreeBytes ThreeTableBytes FourHalves FourAdd FourLess FourTableHalves
-            FourTableShort FourTableBytes FourTableExponents FiveHalves FiveAdd FiveLess SixBytes EightHalves EightSingle EightFloats)
+            F32 F16 BF16 TwoF16 TwoNibbles ThreeBytes ThreeTableBytes FourF16 FourAdd FourMin FourTableF16
+            FourTableShort FourTableBytes FourTableExponents FiveF16 FiveAdd FiveMin SixBytes EightF16 EightF32 EightFloats)
     };
     (@ $kind:expr, $F:ident, $body:expr, $($name:ident)*) => {
         match $kind {

@@ -21,20 +21,20 @@ pub(crate) enum Scales {
     /// None: the weights are floats.
     Plain,
     /// One f32 for each run of FP8 codes.
-    PlainSingles,
+    PlainF32,
     /// One f16 scale per run.
-    Halves,
+    F16,
     /// Two f16 per run: scale and min, which is added.
-    HalvesAdd,
+    F16Add,
     /// One f32 for the chunk, and an `i8` factor per run.
     Bytes,
     /// Two f16 for the chunk, d and dmin. Per run, a byte that multiplies d (the scale), and a byte that multiplies
     /// dmin (the min, which is subtracted).
-    BytesLess,
+    BytesMin,
     /// The same with both factors in the nibbles of one byte.
-    NibblesLess,
+    NibblesMin,
     /// One f32 for the chunk.
-    Single,
+    F32,
     /// One power-of-two exponent (E8M0) per run.
     Exponents,
 }
@@ -54,7 +54,7 @@ pub(crate) struct PanelShape {
 impl PanelShape {
     /// Whether weights are floats, without integer codes.
     pub(crate) const fn is_plain(&self) -> bool {
-        matches!(self.scales, Scales::Plain | Scales::PlainSingles)
+        matches!(self.scales, Scales::Plain | Scales::PlainF32)
     }
 
     /// Whether codes (after the table lookup, if any) are signed bytes.
@@ -65,7 +65,7 @@ impl PanelShape {
     /// Whether all products of a chunk are summed in integers: its runs have integer factors of one scale, or no
     /// factors.
     pub(crate) const fn has_int_scales(&self) -> bool {
-        matches!(self.scales, Scales::Bytes | Scales::BytesLess | Scales::NibblesLess | Scales::Single)
+        matches!(self.scales, Scales::Bytes | Scales::BytesMin | Scales::NibblesMin | Scales::F32)
     }
 
     /// Whether the sum of products of 16 codes with `i8` inputs fits into 16 bits.
@@ -80,7 +80,7 @@ impl PanelShape {
 
     /// Whether runs have a min, which is subtracted or added.
     pub(crate) const fn has_mins(&self) -> bool {
-        matches!(self.scales, Scales::HalvesAdd | Scales::BytesLess | Scales::NibblesLess)
+        matches!(self.scales, Scales::F16Add | Scales::BytesMin | Scales::NibblesMin)
     }
 
     /// Bytes of the header before the codes of a chunk.
@@ -88,12 +88,12 @@ impl PanelShape {
         let runs = inputs.div_ceil(self.run);
         let bytes = match self.scales {
             Scales::Plain => 0,
-            Scales::Halves => runs * 32,
-            Scales::HalvesAdd => runs * 64,
-            Scales::Bytes | Scales::NibblesLess => 64 + runs * ROWS,
-            Scales::BytesLess => 64 + 2 * runs * ROWS,
-            Scales::Single => 64,
-            Scales::PlainSingles => runs * 64,
+            Scales::F16 => runs * 32,
+            Scales::F16Add => runs * 64,
+            Scales::Bytes | Scales::NibblesMin => 64 + runs * ROWS,
+            Scales::BytesMin => 64 + 2 * runs * ROWS,
+            Scales::F32 => 64,
+            Scales::PlainF32 => runs * 64,
             Scales::Exponents => runs * ROWS,
         };
         bytes.next_multiple_of(LINE)

@@ -8,8 +8,8 @@
 //! As for [`kernels`](crate::kernels): call only on a CPU with AMX, in a process that may use it (see
 //! [`Isa`](crate::Isa)).
 
+mod int_scales;
 mod runs;
-mod whole;
 
 use super::tiles::GemmTask;
 use crate::pack::{CHUNK, SUBBLOCK};
@@ -27,7 +27,7 @@ pub(crate) unsafe fn gemm(t: &mut GemmTask<'_>) {
     // SAFETY: the caller upholds the same contract.
     unsafe {
         match t.layout.shape.has_int_scales() {
-            true => whole::tiles(t),
+            true => int_scales::tiles(t),
             false => runs::tiles(t),
         }
     }

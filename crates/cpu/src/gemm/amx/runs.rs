@@ -21,10 +21,10 @@ use crate::simd::amx::{TileShapes, configure};
 
 /// Integer sums of a tile: a line per row of input.
 #[repr(C, align(64))]
-struct Whole([[i32; ROWS]; TILE]);
+struct IntSums([[i32; ROWS]; TILE]);
 
 /// Sums of four products, one after another.
-type Four = [Whole; 4];
+type Four = [IntSums; 4];
 
 /// Runs per chunk.
 const RUNS: usize = CHUNK / SUBBLOCK;
@@ -152,14 +152,14 @@ macro_rules! scale {
         concat!(
             "vcvtdq2ps zmm17, [{here} + 1024*", $run, " + 64*", $i, "]\n",
             "vfmadd231ps zmm", $i, ", zmm17, zmm16\n",
-            "vfmadd231ps zmm", $i, ", zmm19, dword ptr [{sides} + 32*", $i, " + 4*", $run, "]{{1to16}}\n",
+            "vfmadd231ps zmm", $i, ", zmm19, dword ptr [{row_sums} + 32*", $i, " + 4*", $run, "]{{1to16}}\n",
         )
     };
 }
 
 /// Starts the first six products and stores the first two.
 #[inline(always)]
-unsafe fn begin(first: Begin, next: Begin, here: *mut Whole) {
+unsafe fn begin(first: Begin, next: Begin, here: *mut IntSums) {
     // SAFETY: the caller guarantees rows and weights of eight products, and four `Whole` at `here`.
     unsafe {
         asm!(
@@ -180,14 +180,14 @@ unsafe fn begin(first: Begin, next: Begin, here: *mut Whole) {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn all<const MINS: bool>(t: &mut GemmTask<'_>) {
     let tiles = t.sums.len().div_ceil(TILE);
-    let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
+    let (codes, scales, row_sums) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
     let place = |p: Place| {
         let (x, w) = (codes[p.tile * TILE * CHUNK..].as_ptr(), t.chunks[p.panel].codes.as_ptr());
         // SAFETY: a chunk has that many runs.
         unsafe { (x.add(p.run * SUBBLOCK), w.cast::<u8>().add(p.run * SUBBLOCK * ROWS)) }
     };
     let mut ring = MaybeUninit::<[Four; 2]>::uninit();
-    let ring = ring.as_mut_ptr().cast::<Whole>();
+    let ring = ring.as_mut_ptr().cast::<IntSums>();
     // SAFETY: quantized rows are allocated in whole tiles, chunks are whole, and the ring has eight products; the
     // caller guarantees the instruction set.
     unsafe {
@@ -214,7 +214,7 @@ unsafe fn all<const MINS: bool>(t: &mut GemmTask<'_>) {
                     scales: chunk.scales.as_ptr().cast(),
                     mins: chunk.mins.as_ptr().cast(),
                     row_scales: scales[tile * TILE..].as_ptr(),
-                    sides: sides[tile * TILE * RUNS..].as_ptr(),
+                    row_sums: row_sums[tile * TILE * RUNS..].as_ptr(),
                 };
                 let mut f = [_mm512_setzero_ps(); TILE];
                 for run in (0..RUNS).step_by(4) {
@@ -239,7 +239,7 @@ struct Scale {
     scales: *const f32,
     mins: *const f32,
     row_scales: *const f32,
-    sides: *const u32,
+    row_sums: *const u32,
 }
 
 impl Scale {
@@ -263,7 +263,7 @@ impl Scale {
         f: &mut [__m512; TILE],
         run: usize,
         [next, after]: [Begin; 2],
-        [here, there]: [*mut Whole; 2],
+        [here, there]: [*mut IntSums; 2],
     ) {
         macro_rules! four {
             ($mins:tt) => {
@@ -274,13 +274,13 @@ impl Scale {
                         turn!(0, 4, 6, "there", "y", "v", 0), scale!($mins, 2),
                         turn!(1, 5, 7, "there", "y", "v", 1), scale!($mins, 3),
                         // These operands are used only with minimums.
-                        "/* {mins} {sides} */",
+                        "/* {mins} {row_sums} */",
                     ),
                     x = in(reg) next.0, w = in(reg) next.1, y = in(reg) after.0, v = in(reg) after.1,
                     here = in(reg) here, there = in(reg) there,
                     scales = in(reg) self.scales.add(run * ROWS),
                     mins = in(reg) self.mins.add(run * ROWS),
-                    sides = in(reg) self.sides.add(run),
+                    row_sums = in(reg) self.row_sums.add(run),
                     line = in(reg) LINE, width = in(reg) CHUNK,
                     inout("zmm0") f[0], inout("zmm1") f[1], inout("zmm2") f[2], inout("zmm3") f[3],
                     inout("zmm4") f[4], inout("zmm5") f[5], inout("zmm6") f[6], inout("zmm7") f[7],
@@ -291,7 +291,7 @@ impl Scale {
                 )
             };
         }
-        // SAFETY: quantized rows have codes, scales and sides for a whole tile, chunks have codes, scales and minimums
+        // SAFETY: quantized rows have codes, scales and row sums for a whole tile, chunks have codes, scales and minimums
         // for each run, the ring has eight products; the caller guarantees the instruction set.
         unsafe {
             match MINS {

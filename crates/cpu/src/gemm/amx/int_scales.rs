@@ -2,7 +2,7 @@
 //! tiles sum a whole chunk.
 //!
 //! A weight times its integer scale takes up to 13 bits. It is split into an unsigned low byte and a signed high byte,
-//! which are multiplied separately. The result equals the sum over runs of [`WholeTile`](crate::simd::WholeTile).
+//! which are multiplied separately. The result equals the sum over runs of [`IntTile`](crate::simd::IntTile).
 //!
 //! # Safety
 //!
@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 
 use crate::gemm::Sums;
 use crate::gemm::tiles::GemmTask;
-use crate::gemm::unpack::{Chunk, Whole};
+use crate::gemm::unpack::{Chunk, IntScales};
 use crate::pack::{CHUNK, LINE, PackedLayout, ROWS};
 use crate::quantize::TILE;
 use crate::simd::amx::{TileShapes, configure};
@@ -37,7 +37,7 @@ unsafe fn split(chunk: &Chunk, layout: &PackedLayout, to: *mut Bytes) {
         // SAFETY: `to` has a line for each of the chunk's, and there is a scale for each step; the caller guarantees
         // the instruction set.
         unsafe {
-            let by = _mm512_load_si512(chunk.whole.by[4 * i / layout.shape.step()].as_ptr().cast());
+            let by = _mm512_load_si512(chunk.int.by[4 * i / layout.shape.step()].as_ptr().cast());
             let by =
                 _mm512_or_si512(_mm512_and_si512(by, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32::<16>(by));
             let codes = _mm512_sub_epi8(_mm512_load_si512(line.as_ptr().cast()), more);
@@ -56,18 +56,18 @@ unsafe fn split(chunk: &Chunk, layout: &PackedLayout, to: *mut Bytes) {
 macro_rules! scale {
     (0, $i:tt, 0) => { scale!(@ $i, 0, "vmulps zmm16, zmm16, zmm20\n") };
     (0, $i:tt, 1) => { scale!(@ $i, 1, "vmulps zmm16, zmm16, zmm21\n") };
-    (4, $i:tt, 0) => { scale!(@ $i, 0, scale!(less 16, $i, 20, 22, 0 0, 1 4, 2 8, 3 12)) };
-    (4, $i:tt, 1) => { scale!(@ $i, 1, scale!(less 16, $i, 21, 23, 4 0, 5 4, 6 8, 7 12)) };
+    (4, $i:tt, 0) => { scale!(@ $i, 0, scale!(mins 16, $i, 20, 22, 0 0, 1 4, 2 8, 3 12)) };
+    (4, $i:tt, 1) => { scale!(@ $i, 1, scale!(mins 16, $i, 21, 23, 4 0, 5 4, 6 8, 7 12)) };
     (8, $i:tt, 0) => {
-        scale!(@ $i, 0, scale!(less 32, $i, 20, 22, 0 0, 1 4, 2 8, 3 12, 4 16, 5 20, 6 24, 7 28))
+        scale!(@ $i, 0, scale!(mins 32, $i, 20, 22, 0 0, 1 4, 2 8, 3 12, 4 16, 5 20, 6 24, 7 28))
     };
     (8, $i:tt, 1) => {
-        scale!(@ $i, 1, scale!(less 32, $i, 21, 23, 8 0, 9 4, 10 8, 11 12, 12 16, 13 20, 14 24, 15 28))
+        scale!(@ $i, 1, scale!(mins 32, $i, 21, 23, 8 0, 9 4, 10 8, 11 12, 12 16, 13 20, 14 24, 15 28))
     };
-    (less $row:tt, $i:tt, $d:tt, $dmin:tt, $($factor:tt $at:tt),*) => {
+    (mins $row:tt, $i:tt, $d:tt, $dmin:tt, $($factor:tt $at:tt),*) => {
         concat!(
             "vpxord zmm17, zmm17, zmm17\n",
-            $("vpdpwssd zmm17, zmm", $factor, ", dword ptr [{sides} + ", $row, "*", $i, " + ", $at, "]{{1to16}}\n",)*
+            $("vpdpwssd zmm17, zmm", $factor, ", dword ptr [{row_sums} + ", $row, "*", $i, " + ", $at, "]{{1to16}}\n",)*
             "vcvtdq2ps zmm17, zmm17\n",
             "vmulps zmm17, zmm17, zmm", $dmin, "\n",
             "vfmadd132ps zmm16, zmm17, zmm", $d, "\n",
@@ -101,11 +101,11 @@ macro_rules! row {
 macro_rules! factors {
     (none) => { "" };
     (0) => { "vmovaps zmm20, [{first} + 1536]\nvmovaps zmm21, [{second} + 1536]\n" };
-    (4) => { factors!(less 0 0 4, 1 64 5, 2 128 6, 3 192 7) };
+    (4) => { factors!(mins 0 0 4, 1 64 5, 2 128 6, 3 192 7) };
     (8) => {
-        factors!(less 0 0 8, 1 64 9, 2 128 10, 3 192 11, 4 256 12, 5 320 13, 6 384 14, 7 448 15)
+        factors!(mins 0 0 8, 1 64 9, 2 128 10, 3 192 11, 4 256 12, 5 320 13, 6 384 14, 7 448 15)
     };
-    (less $($one:tt $at:tt $two:tt),*) => {
+    (mins $($one:tt $at:tt $two:tt),*) => {
         concat!(
             factors!(0),
             "vmovaps zmm22, [{first} + 1600]\nvmovaps zmm23, [{second} + 1600]\n",
@@ -166,9 +166,9 @@ struct Multiply {
 
 /// A tile of rows to scale.
 struct Scale {
-    whole: [*const Whole; 2],
+    int: [*const IntScales; 2],
     row_scales: *const f32,
-    sides: *const u32,
+    row_sums: *const u32,
     sums: *mut Sums,
     here: *const Products,
 }
@@ -192,10 +192,10 @@ unsafe fn turn<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scal
     macro_rules! both {
         ($mins:tt, $m:ident, $s:ident) => {
             go!(
-                concat!(tile!($mins), "/* {sides} */"),
+                concat!(tile!($mins), "/* {row_sums} */"),
                 x = in(reg) $m.x, w = in(reg) $m.w, there = in(reg) $m.there, line = in(reg) LINE,
-                width = in(reg) CHUNK, first = in(reg) $s.whole[0], second = in(reg) $s.whole[1],
-                row_scales = in(reg) $s.row_scales, sides = in(reg) $s.sides, sums = in(reg) $s.sums,
+                width = in(reg) CHUNK, first = in(reg) $s.int[0], second = in(reg) $s.int[1],
+                row_scales = in(reg) $s.row_scales, row_sums = in(reg) $s.row_sums, sums = in(reg) $s.sums,
                 here = in(reg) $s.here,
             )
         };
@@ -203,9 +203,9 @@ unsafe fn turn<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scal
     macro_rules! one {
         ($mins:tt, $s:ident) => {
             go!(
-                concat!(last!($mins), "/* {sides} */"),
-                first = in(reg) $s.whole[0], second = in(reg) $s.whole[1], row_scales = in(reg) $s.row_scales,
-                sides = in(reg) $s.sides, sums = in(reg) $s.sums, here = in(reg) $s.here,
+                concat!(last!($mins), "/* {row_sums} */"),
+                first = in(reg) $s.int[0], second = in(reg) $s.int[1], row_scales = in(reg) $s.row_scales,
+                row_sums = in(reg) $s.row_sums, sums = in(reg) $s.sums, here = in(reg) $s.here,
             )
         };
     }
@@ -248,8 +248,8 @@ pub(super) unsafe fn tiles(t: &mut GemmTask<'_>) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn all<const MINS: usize>(t: &mut GemmTask<'_>) {
     let tiles = t.sums.len().div_ceil(TILE);
-    let (codes, scales, sides) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
-    let words = sides.len() / (tiles * TILE);
+    let (codes, scales, row_sums) = t.x.chunk(t.first..t.first + tiles * TILE, &t.inputs);
+    let words = row_sums.len() / (tiles * TILE);
     let (mut weights, mut ring) =
         (MaybeUninit::<[Bytes; 2]>::uninit(), MaybeUninit::<[Products; 2]>::uninit());
     let (weights, ring) = (weights.as_mut_ptr().cast::<Bytes>(), ring.as_mut_ptr().cast::<Products>());
@@ -280,9 +280,9 @@ unsafe fn all<const MINS: usize>(t: &mut GemmTask<'_>) {
                 spare.as_mut_ptr()
             };
             let scale = Scale {
-                whole: [&t.chunks[0].whole, &t.chunks[1].whole],
+                int: [&t.chunks[0].int, &t.chunks[1].int],
                 row_scales: scales[before * TILE..].as_ptr(),
-                sides: sides[before * TILE * words..].as_ptr(),
+                row_sums: row_sums[before * TILE * words..].as_ptr(),
                 sums: to,
                 here: ring.add(before % 2),
             };

@@ -10,7 +10,8 @@ use tallow_core::{
     NormKind, Span, Step, StepPlan, Tensor,
 };
 
-use crate::kernels::{Kernels, NormTask};
+use crate::kernels::Kernels;
+use crate::rowwise::NormTask;
 use crate::{Arithmetic, Cpu, Isa};
 
 /// Pseudo-random values from -1 to 1.

@@ -8,21 +8,22 @@
 #[cfg(all(test, target_arch = "aarch64"))]
 mod alike;
 mod arithmetic;
+mod attention;
 mod backend;
-mod cache;
-mod experts;
-mod form;
+mod ffn;
+mod gemm;
 mod isa;
 mod kernels;
-mod lora;
+mod linear;
 mod mat;
 mod memory;
-mod packed;
-mod phases;
+mod moe;
+mod pack;
 mod pool;
-mod probe;
 mod quantize;
 mod recurrent;
+mod roofline;
+mod rowwise;
 mod simd;
 
 pub use arithmetic::Arithmetic;

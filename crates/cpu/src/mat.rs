@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use tallow_core::Tensor;
+use tallow_core::{Backend, Tensor};
 
-use crate::backend::Cpu;
+use crate::memory::Buf;
 
 /// Read-only view of a tensor's rows.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
     ///
     /// Ops write only into tensors they have just allocated, or into the KV cache, whose pages no other operand
     /// shares. So what a `Mat` reads does not change while the op runs.
-    pub(crate) fn new(t: &'a Tensor<Cpu>) -> Mat<'a, T> {
+    pub(crate) fn new<B: Backend<Buf = Buf>>(t: &'a Tensor<B>) -> Mat<'a, T> {
         debug_assert_eq!(t.dtype().size(), size_of::<T>());
         let last = t.rows().saturating_sub(1) * t.stride() + t.cols();
         debug_assert!(t.is_empty() || (t.offset() + last) * size_of::<T>() <= t.buf().len(), "{t:?}");
@@ -39,7 +39,7 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
 
     /// A view whose rows are `more` elements longer, reaching into the next one. The buffer has as many after the
     /// last row, too.
-    pub(crate) fn and_past(t: &'a Tensor<Cpu>, more: usize) -> Mat<'a, T> {
+    pub(crate) fn and_past<B: Backend<Buf = Buf>>(t: &'a Tensor<B>, more: usize) -> Mat<'a, T> {
         let m = Mat::new(t);
         let last = m.rows.saturating_sub(1) * m.stride + m.cols + more;
         assert!(more == 0 || (t.offset() + last) * size_of::<T>() <= t.buf().len(), "{t:?} and {more} more");
@@ -92,7 +92,7 @@ unsafe impl<T: Send> Sync for MatMut<'_, T> {}
 
 impl<'a, T: bytemuck::Pod> MatMut<'a, T> {
     /// A view of `t`, whose elements are `T`s and which the op may write.
-    pub(crate) fn new(t: &'a Tensor<Cpu>) -> MatMut<'a, T> {
+    pub(crate) fn new<B: Backend<Buf = Buf>>(t: &'a Tensor<B>) -> MatMut<'a, T> {
         let m = Mat::<T>::new(t);
         MatMut { start: m.start.cast_mut(), rows: m.rows, cols: m.cols, stride: m.stride, of: PhantomData }
     }

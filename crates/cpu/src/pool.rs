@@ -11,39 +11,37 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use crate::kernels::LinearScratch;
-
 /// Spins of a waiting worker before it yields. About ten microseconds.
 const SPINS: u32 = 2_000;
 /// Yields of a waiting worker before it sleeps: well past the gap between two steps.
 const YIELDS: u32 = 2_000;
 
-/// Threads for the ops of one device. The thread that calls [`run`](Pool::run) is one of them.
-pub(crate) struct Pool {
-    shared: Arc<Shared>,
+/// Threads for the ops of one device. The thread that calls [`run`](Pool::run) is one of them. Each has scratch memory,
+/// an `S`, that it keeps from piece to piece.
+pub(crate) struct Pool<S> {
+    shared: Arc<Shared<S>>,
     workers: Vec<JoinHandle<()>>,
 }
 
-/// Scratch memory that a thread keeps from piece to piece.
-#[derive(Default)]
-pub(crate) struct Scratch {
-    pub floats: Vec<f32>,
-    /// For linear layers.
-    pub room: LinearScratch,
-}
-
 /// Called with the thread's scratch memory and the index of a piece.
-type Work<'a> = dyn Fn(&mut Scratch, usize) + Sync + 'a;
+type Work<'a, S> = dyn Fn(&mut S, usize) + Sync + 'a;
 
 /// A job, with the lifetime of its work erased: `run` does not return before every thread is done with it.
-#[derive(Clone, Copy)]
-struct Job {
-    work: *const Work<'static>,
+struct Job<S> {
+    work: *const Work<'static, S>,
     pieces: usize,
 }
 
+impl<S> Clone for Job<S> {
+    fn clone(&self) -> Job<S> {
+        *self
+    }
+}
+
+impl<S> Copy for Job<S> {}
+
 // SAFETY: the work is `Sync`, and the pointer is only dereferenced while `run` keeps the work alive.
-unsafe impl Send for Job {}
+unsafe impl<S> Send for Job<S> {}
 
 /// Pads what many threads write to cache lines of its own, against false sharing.
 #[repr(align(128))]
@@ -91,20 +89,20 @@ impl Gate {
     }
 }
 
-struct Shared {
+struct Shared<S> {
     gate: CachePadded<Gate>,
     /// For each thread, the next of its own pieces. A thread's pieces are contiguous, as is the memory they read,
     /// which is fastest if each thread reads front to back. A thread that is done with its own takes others' (work
     /// stealing).
     next: Vec<CachePadded<AtomicUsize>>,
-    job: Mutex<Option<Job>>,
+    job: Mutex<Option<Job<S>>>,
     /// Payload of the first panic in a piece.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     asleep: Vec<CachePadded<AtomicBool>>,
     stop: AtomicBool,
 }
 
-impl Shared {
+impl<S: Default + 'static> Shared<S> {
     /// Pieces owned by thread `who`.
     fn own(&self, who: usize, pieces: usize) -> Range<usize> {
         let threads = self.next.len();
@@ -112,7 +110,7 @@ impl Shared {
     }
 
     /// Runs pieces until there are none, `who`'s own first.
-    fn work(&self, job: Job, who: usize, scratch: &mut Scratch) {
+    fn work(&self, job: Job<S>, who: usize, scratch: &mut S) {
         // SAFETY: `run` waits for every thread in the job before the work goes out of scope.
         let work = unsafe { &*job.work };
         let all = catch_unwind(AssertUnwindSafe(|| {
@@ -136,7 +134,7 @@ impl Shared {
     }
 
     fn worker(&self, index: usize) {
-        let (mut scratch, mut seen) = (Scratch::default(), 0);
+        let (mut scratch, mut seen) = (S::default(), 0);
         loop {
             self.wait(index, seen);
             if self.stop.load(Ordering::SeqCst) {
@@ -224,9 +222,9 @@ impl Drop for Released<'_> {
     }
 }
 
-impl Pool {
+impl<S: Default + 'static> Pool<S> {
     /// A pool of `threads` threads, the caller's included.
-    pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
+    pub(crate) fn new(threads: usize) -> std::io::Result<Pool<S>> {
         let extra = threads.max(1) - 1;
         let shared = Arc::new(Shared {
             gate: CachePadded(Gate(AtomicUsize::new(0))),
@@ -252,20 +250,15 @@ impl Pool {
 
     /// Runs `work` for pieces `0..pieces` on all threads, and returns when all are done. A panic in a piece is
     /// resumed here.
-    pub(crate) fn run(
-        &self,
-        scratch: &mut Scratch,
-        pieces: usize,
-        work: impl Fn(&mut Scratch, usize) + Sync,
-    ) {
+    pub(crate) fn run(&self, scratch: &mut S, pieces: usize, work: impl Fn(&mut S, usize) + Sync) {
         if pieces <= 1 || self.workers.is_empty() {
             (0..pieces).for_each(|piece| work(scratch, piece));
             return;
         }
-        let work: *const Work<'_> = &work;
+        let work: *const Work<'_, S> = &work;
         // SAFETY: only the lifetime changes. The pointer is dereferenced only by threads in the job, and `close`
         // below waits for all of them before `work` is dropped.
-        let work = unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
+        let work = unsafe { std::mem::transmute::<*const Work<'_, S>, *const Work<'static, S>>(work) };
         let (s, job) = (&*self.shared, Job { work, pieces });
         *s.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         for (who, next) in s.next.iter().enumerate() {
@@ -286,7 +279,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl<S> Drop for Pool<S> {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
@@ -310,7 +303,7 @@ mod tests {
             for pieces in [0, 1, 2, 3, 100, 1000] {
                 let done: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
                 for turn in 1..=20 {
-                    pool.run(&mut Scratch::default(), pieces, |_, i| {
+                    pool.run(&mut (), pieces, |_, i| {
                         done[i].fetch_add(1, Ordering::Relaxed);
                     });
                     assert!(
@@ -329,7 +322,7 @@ mod tests {
             for pieces in [1, 3, 50] {
                 for _ in 0..20 {
                     let (first, sum) = (First::new(pieces), AtomicUsize::new(0));
-                    pool.run(&mut Scratch::default(), 40, |_, _| {
+                    pool.run(&mut (), 40, |_, _| {
                         first.help(|i| _ = sum.fetch_add(i + 1, Ordering::Relaxed));
                         first.wait();
                         assert_eq!(sum.load(Ordering::Relaxed), pieces * (pieces + 1) / 2);
@@ -345,7 +338,7 @@ mod tests {
         for bad in 0..4 {
             let first = First::new(4);
             let run = || {
-                pool.run(&mut Scratch::default(), 8, |_, _| {
+                pool.run(&mut (), 8, |_, _| {
                     first.help(|i| assert_ne!(i, bad, "piece"));
                     first.wait();
                 });
@@ -360,7 +353,7 @@ mod tests {
         for _ in 0..5 {
             std::thread::sleep(Duration::from_millis(30));
             let count = AtomicUsize::new(0);
-            pool.run(&mut Scratch::default(), 7, |_, _| {
+            pool.run(&mut (), 7, |_, _| {
                 count.fetch_add(1, Ordering::Relaxed);
             });
             assert_eq!(count.into_inner(), 7);
@@ -371,10 +364,10 @@ mod tests {
     fn a_panic_in_a_piece_is_a_panic_of_the_caller_and_the_pool_goes_on() {
         let pool = Pool::new(3).unwrap();
         for bad in 0..8 {
-            let run = || pool.run(&mut Scratch::default(), 8, |_, i| assert_ne!(i, bad, "piece"));
+            let run = || pool.run(&mut (), 8, |_, i| assert_ne!(i, bad, "piece"));
             assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
             let count = AtomicUsize::new(0);
-            pool.run(&mut Scratch::default(), 50, |_, _| {
+            pool.run(&mut (), 50, |_, _| {
                 count.fetch_add(1, Ordering::Relaxed);
             });
             assert_eq!(count.into_inner(), 50);

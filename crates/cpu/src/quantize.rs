@@ -5,14 +5,9 @@
 
 use std::ops::Range;
 
-use tallow_core::{Backend, DType, Result, Tensor};
-
-use crate::backend::Cpu;
-use crate::form::PackedLayout;
-use crate::kernels::NormTask;
-use crate::mat::{Mat, MatMut};
-use crate::packed::{CHUNK, SUBBLOCK};
-use crate::simd::{Simd, prefetch_slice};
+use crate::mat::MatMut;
+use crate::pack::{CHUNK, PackedLayout, SUBBLOCK};
+use crate::simd::Simd;
 
 /// Rows of a tile that GEMM kernels may read at once.
 pub(crate) const TILE: usize = 16;
@@ -26,7 +21,7 @@ pub(crate) enum RowSums {
     /// Start value of the integer sums of a run: `-bias` times the sum of its codes, as an `i32`.
     Begin { run: usize, bias: u8 },
     /// Factor of float mins: the negated sum of a sub-block's codes, as an `f32`.
-    Less,
+    Mins,
     /// Factor of integer mins: the sums of the codes of two runs, as two `i16`.
     Pairs { run: usize },
 }
@@ -39,17 +34,17 @@ impl RowSums {
         let run = shape.run;
         match (shape.has_mins(), shape.is_wide()) {
             (true, _) if shape.has_int_scales() => RowSums::Pairs { run },
-            (true, _) => RowSums::Less,
+            (true, _) => RowSums::Mins,
             (_, true) => RowSums::Begin { run, bias: if biased { 128 } else { 0 } },
             _ => RowSums::Begin { run, bias: layout.bias },
         }
     }
 
     /// Inputs summed up in one word.
-    fn per_word(self) -> usize {
+    pub(crate) fn per_word(self) -> usize {
         match self {
             RowSums::Begin { run, .. } => run,
-            RowSums::Less => SUBBLOCK,
+            RowSums::Mins => SUBBLOCK,
             RowSums::Pairs { run } => 2 * run,
         }
     }
@@ -98,10 +93,11 @@ unsafe fn round_chunk<S: Simd>(x: &[f32], codes: &mut [u8], sums: &mut [f32; CHU
 
 /// Quantized rows being written, by several threads.
 pub(crate) struct QuantizeOut<'a> {
-    rows: usize,
-    codes: MatMut<'a, u8>,
-    scales: MatMut<'a, f32>,
-    sides: Vec<(RowSums, MatMut<'a, u32>)>,
+    /// Including padding rows.
+    pub rows: usize,
+    pub codes: MatMut<'a, u8>,
+    pub scales: MatMut<'a, f32>,
+    pub row_sums: Vec<(RowSums, MatMut<'a, u32>)>,
 }
 
 impl QuantizeOut<'_> {
@@ -119,12 +115,12 @@ impl QuantizeOut<'_> {
             let scale = round_chunk::<S>(x, self.codes.part(0, at..at + x.len()), &mut sums);
             self.scales.put(0, chunk * self.rows + row, scale);
             let sums = &sums[..x.len() / 16];
-            for (side, out) in &self.sides {
-                let words = out.part(0, at / side.per_word()..(at + x.len()) / side.per_word());
-                match *side {
+            for (kind, out) in &self.row_sums {
+                let words = out.part(0, at / kind.per_word()..(at + x.len()) / kind.per_word());
+                match *kind {
                     RowSums::Begin { run: 16, bias } => fill::<1>(words, sums, |s| begin(bias, s[0])),
                     RowSums::Begin { bias, .. } => fill::<2>(words, sums, |s| begin(bias, s[0] + s[1])),
-                    RowSums::Less => fill::<2>(words, sums, |s| (-(s[0] + s[1])).to_bits()),
+                    RowSums::Mins => fill::<2>(words, sums, |s| (-(s[0] + s[1])).to_bits()),
                     RowSums::Pairs { run: 16 } => fill::<2>(words, sums, |s| pair(s[0], s[1])),
                     RowSums::Pairs { .. } => fill::<4>(words, sums, |s| pair(s[0] + s[1], s[2] + s[3])),
                 }
@@ -166,9 +162,9 @@ pub(crate) unsafe fn round<S: Simd>(to: &QuantizeOut<'_>, row: usize, first: usi
                 Some(x) => to.put::<S>(row, i, x),
                 None if x.len().is_multiple_of(SUBBLOCK) => to.put::<S>(row, i, x),
                 None => {
-                    let mut whole = [0.0; CHUNK];
-                    whole[..x.len()].copy_from_slice(x);
-                    to.put::<S>(row, i, &whole[..x.len().next_multiple_of(SUBBLOCK)]);
+                    let mut padded = [0.0; CHUNK];
+                    padded[..x.len()].copy_from_slice(x);
+                    to.put::<S>(row, i, &padded[..x.len().next_multiple_of(SUBBLOCK)]);
                 }
             }
         }
@@ -176,122 +172,27 @@ pub(crate) unsafe fn round<S: Simd>(to: &QuantizeOut<'_>, row: usize, first: usi
 }
 
 /// Rows to allocate: GEMM kernels for many rows may read whole tiles from any row on, and ignore what is too much.
-fn room_for(rows: usize) -> usize {
+pub(crate) fn padded_rows(rows: usize) -> usize {
     if rows < MANY { rows } else { rows + TILE - 1 }
-}
-
-/// Quantized input of one or more linear layers.
-pub(crate) struct QuantizedRows {
-    /// Including padding rows.
-    rows: usize,
-    /// Inputs, padded to whole sub-blocks.
-    cols: usize,
-    codes: Tensor<Cpu>,
-    scales: Tensor<Cpu>,
-    sides: Vec<(RowSums, Tensor<Cpu>)>,
-}
-
-impl QuantizedRows {
-    /// Uninitialised rows, with memory for the row sums in `needs`.
-    pub(crate) fn new(
-        b: &Cpu,
-        rows: usize,
-        cols: usize,
-        needs: impl Iterator<Item = RowSums>,
-    ) -> Result<QuantizedRows> {
-        let (live, rows, cols) = (rows, room_for(rows), cols.next_multiple_of(SUBBLOCK));
-        let codes = b.alloc(DType::U8, 1, rows * cols)?;
-        let scales = b.alloc(DType::F32, 1, rows * cols.div_ceil(CHUNK))?;
-        let mut sides: Vec<(RowSums, Tensor<Cpu>)> = Vec::new();
-        for side in needs {
-            if sides.iter().all(|(s, _)| *s != side) {
-                sides.push((side, b.alloc(DType::U32, 1, rows * cols / side.per_word())?));
-            }
-        }
-        let all = QuantizedRows { rows, cols, codes, scales, sides };
-        all.clear(live..rows);
-        Ok(all)
-    }
-
-    /// Zeroes the scales and row sums of padding rows. They are multiplied as well; any value is correct, but some
-    /// are very slow.
-    fn clear(&self, rows: Range<usize>) {
-        let to = self.rounding();
-        for first in (0..self.cols).step_by(CHUNK) {
-            let inputs = CHUNK.min(self.cols - first);
-            let at = |row: usize, per_word: usize| (first * self.rows + row * inputs) / per_word;
-            let scale = |row: usize| first / CHUNK * self.rows + row;
-            // SAFETY: the rows were just allocated, and nobody else uses them yet.
-            unsafe {
-                to.scales.part(0, scale(rows.start)..scale(rows.end)).fill(0.0);
-                for (side, out) in &to.sides {
-                    out.part(0, at(rows.start, side.per_word())..at(rows.end, side.per_word())).fill(0);
-                }
-            }
-        }
-    }
-
-    /// A view for writing.
-    pub(crate) fn rounding(&self) -> QuantizeOut<'_> {
-        let (codes, scales) = (MatMut::new(&self.codes), MatMut::new(&self.scales));
-        let sides = self.sides.iter().map(|(s, t)| (*s, MatMut::new(t))).collect();
-        QuantizeOut { rows: self.rows, codes, scales, sides }
-    }
-
-    /// Quantizes `rows` rows, which `row` returns, after `norm` if set.
-    pub(crate) fn fill<'a>(
-        &self,
-        b: &Cpu,
-        rows: usize,
-        row: impl Fn(usize) -> &'a [f32] + Sync,
-        norm: Option<&NormTask<'_>>,
-    ) {
-        let (to, k) = (self.rounding(), b.kernels);
-        let piece = (8192 / self.cols.max(1)).max(1);
-        b.share(rows.div_ceil(piece), 4 * rows * self.cols, |scratch, i| {
-            for r in i * piece..rows.min((i + 1) * piece) {
-                // Probably in another core's cache, or in memory.
-                prefetch_slice(row(r));
-                let x = match norm {
-                    Some(norm) => {
-                        let cols = row(r).len();
-                        scratch.floats.resize(scratch.floats.len().max(cols), 0.0);
-                        (k.norm)(norm, row(r), &mut scratch.floats[..cols]);
-                        &scratch.floats[..cols]
-                    }
-                    None => row(r),
-                };
-                (k.quantize)(&to, r, 0, x);
-            }
-        });
-    }
-
-    /// The rows with the row sums that one kind of weight needs; `None` if `new` was not called with those.
-    pub(crate) fn of(&self, side: RowSums) -> Option<QuantizedView<'_>> {
-        let (_, sides) = self.sides.iter().find(|(s, _)| *s == side)?;
-        let codes = Mat::<u8>::new(&self.codes).row(0);
-        let (scales, sides) = (Mat::new(&self.scales).row(0), Mat::new(sides).row(0));
-        Some(QuantizedView { rows: self.rows, codes, scales, sides, shift: side.per_word().trailing_zeros() })
-    }
 }
 
 /// Quantized rows with the row sums for one kind of weight.
 #[derive(Clone, Copy)]
 pub(crate) struct QuantizedView<'a> {
-    rows: usize,
-    codes: &'a [u8],
-    scales: &'a [f32],
-    sides: &'a [u32],
-    /// log2 of the inputs per word of `sides`.
-    shift: u32,
+    pub rows: usize,
+    pub codes: &'a [u8],
+    pub scales: &'a [f32],
+    pub row_sums: &'a [u32],
+    /// log2 of the inputs per word of `row_sums`.
+    pub shift: u32,
 }
 
 impl<'a> QuantizedView<'a> {
     /// Everything after the first `chunks` chunks, as rows of their own.
     pub(crate) fn after(self, chunks: usize) -> QuantizedView<'a> {
         let (rows, codes) = (chunks * self.rows, chunks * CHUNK * self.rows);
-        let (codes, sides) = (&self.codes[codes..], &self.sides[codes >> self.shift..]);
-        QuantizedView { codes, scales: &self.scales[rows..], sides, ..self }
+        let (codes, row_sums) = (&self.codes[codes..], &self.row_sums[codes >> self.shift..]);
+        QuantizedView { codes, scales: &self.scales[rows..], row_sums, ..self }
     }
 
     /// Codes, scales and row sums of some rows for `inputs`, all within one chunk; row after row.
@@ -305,7 +206,7 @@ impl<'a> QuantizedView<'a> {
         let end = at + rows.len() * inputs.len();
         let scale = inputs.start / CHUNK * self.rows;
         let scales = &self.scales[scale + rows.start..scale + rows.end];
-        (&self.codes[at..end], scales, &self.sides[at >> self.shift..end >> self.shift])
+        (&self.codes[at..end], scales, &self.row_sums[at >> self.shift..end >> self.shift])
     }
 }
 

@@ -1,110 +1,180 @@
-//! Ops with recurrent state per sequence (causal convolution, gated delta rule), as pieces for the pool.
+//! Kernels that process the tokens of a sequence one after another: causal convolution, gated delta rule.
+//!
+//! # Safety
+//!
+//! As for [`kernels`](crate::kernels): call only on a CPU that has the instruction set of `S` or `L`, with exclusive
+//! access to the output that is passed.
 
-use tallow_core::ops::{CausalConv, GatedDelta, MOST_KERNEL};
-use tallow_core::{Backend, DType, Result, Span, StateRows, Tensor};
+use std::ops::Range;
 
-use crate::backend::Cpu;
-use crate::kernels::{BLOCK, CausalConvTask, GatedDeltaTask};
+use tallow_core::DeltaHeads;
+
 use crate::mat::{Mat, MatMut};
+use crate::rowwise::activate;
+use crate::simd::Simd;
 
-impl Cpu {
-    pub(crate) fn convolution(&self, op: &CausalConv<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let (x, by, k) = (Mat::<f32>::new(op.x), Mat::<f32>::new(op.weight), self.kernels);
-        let (window, to) = (Mat::<f32>::new(op.window), MatMut::<f32>::new(op.window));
-        let (before, cols, host) = (by.rows - 1, x.cols, &op.plan.host);
-        // For each token of the step, its span, and the span's first row.
-        let mut places: Vec<(usize, usize)> = Vec::with_capacity(x.rows);
-        let mut starts = Vec::with_capacity(host.spans.len());
-        for (i, span) in host.spans.iter().enumerate() {
-            starts.push(places.len());
-            places.extend(std::iter::repeat_n((i, places.len()), span.rows));
-        }
-        // Input of a token, where `at` counts from the start of the span's window; `None` before the sequence's first
-        // token.
-        let token = |i: usize, first: usize, at: usize| -> Option<&[f32]> {
-            match at.checked_sub(before) {
-                Some(row) => Some(x.row(first + row)),
-                None if host.spans[i].start == 0 => None,
-                None => Some(&window.row(host.states[i].from as usize)[at * cols..(at + 1) * cols]),
+/// One output row of a causal convolution.
+pub(crate) struct CausalConvTask<'a> {
+    /// Weights of the taps whose tokens exist, oldest first.
+    pub by: Mat<'a, f32>,
+    /// Columns of those tokens.
+    pub rows: &'a [&'a [f32]],
+}
+
+#[inline(always)]
+pub(crate) unsafe fn causal_conv<S: Simd>(task: &CausalConvTask<'_>, out: &mut [f32]) {
+    let cols = out.len();
+    // SAFETY: every row has as many columns as the result, and the loop stays within them; the caller guarantees the
+    // instruction set.
+    unsafe {
+        for at in (0..cols).step_by(S::LANES) {
+            let n = cols - at;
+            let mut sum = S::splat(0.0);
+            for (i, x) in task.rows.iter().enumerate() {
+                let (x, by) = (x.as_ptr().add(at), task.by.row(i).as_ptr().add(at));
+                sum = match n >= S::LANES {
+                    true => S::fma(S::load(x), S::load(by), sum),
+                    false => S::fma(S::load_some(x, n), S::load_some(by, n), sum),
+                };
             }
+            let y = activate::<S>(tallow_core::Activation::Silu, sum);
+            match n >= S::LANES {
+                true => S::store(out.as_mut_ptr().add(at), y),
+                false => S::store_some(out.as_mut_ptr().add(at), n, y),
+            }
+        }
+    }
+}
+
+/// Columns per block of a head's state: a row of a block is a cache line, and a block of the usual size stays in L1
+/// while a thread goes through the tokens.
+pub(crate) const BLOCK: usize = 16;
+
+/// Gated delta rule (Gated DeltaNet, Qwen3-Next) of some tokens of a sequence, on one block of columns of a value
+/// head's state: S ← α S + β k (v − α Sᵀk)ᵀ, out = Sᵀq / √key_dim.
+pub(crate) struct GatedDeltaTask<'a> {
+    pub heads: DeltaHeads,
+    /// Value head.
+    pub head: usize,
+    /// Tokens of the step.
+    pub rows: Range<usize>,
+    pub qk: Mat<'a, f32>,
+    pub v: Mat<'a, f32>,
+    /// [tokens, 2 * value heads]: β (write strength), then α (decay factor).
+    pub gates: Mat<'a, f32>,
+    pub out: &'a MatMut<'a, f32>,
+    /// Columns of the head's value.
+    pub columns: Range<usize>,
+}
+
+impl GatedDeltaTask<'_> {
+    /// Range of the block in a row of states: blocks one after another, each [key_dim, columns].
+    pub(crate) fn place(&self) -> Range<usize> {
+        let DeltaHeads { key_dim, value_dim, .. } = self.heads;
+        let start = (self.head * value_dim + self.columns.start) * key_dim;
+        start..start + self.columns.len() * key_dim
+    }
+}
+
+/// Independent partial sums, to hide the latency of the addition.
+const SUMS: usize = 4;
+
+/// Advances `block`, [key_dim, columns], by the tokens of the task.
+#[inline(always)]
+pub(crate) unsafe fn gated_delta<S: Simd>(task: &GatedDeltaTask<'_>, block: &mut [f32]) {
+    let (DeltaHeads { values, key_dim, value_dim, .. }, head) = (task.heads, task.head);
+    let width = task.columns.len();
+    let (key, first) = (task.heads.key_of(head) * key_dim, head * value_dim + task.columns.start);
+    let scale = 1.0 / (key_dim as f32).sqrt();
+    for row in task.rows.clone() {
+        let (qk, gates) = (task.qk.row(row), task.gates.row(row));
+        let token = Token {
+            q: &qk[key..][..key_dim],
+            k: &qk[task.heads.key_cols() + key..][..key_dim],
+            v: &task.v.row(row)[first..first + width],
+            written: gates[head],
+            kept: gates[values + head],
+            scale,
         };
-        let out = self.by_rows(x.rows, cols, |_, row, out| {
-            let (i, first) = places[row];
-            let (mut rows, mut count) = ([&[][..]; MOST_KERNEL], 0);
-            for seen in (row - first..=row - first + before).filter_map(|at| token(i, first, at)) {
-                rows[count] = seen;
-                count += 1;
-            }
-            let task = CausalConvTask { by: by.rows(by.rows - count..by.rows), rows: &rows[..count] };
-            (k.causal_conv)(&task, out);
-        })?;
-        for (i, (span, StateRows { to: row, .. })) in host.spans.iter().zip(&host.states).enumerate() {
-            // SAFETY: all state rows of a plan are distinct, so nothing else reads or writes this one.
-            let row = unsafe { to.row(*row as usize) };
-            for (at, to) in row.chunks_exact_mut(cols.max(1)).enumerate() {
-                match token(i, starts[i], span.rows + at) {
-                    Some(from) => to.copy_from_slice(from),
-                    None => to.fill(0.0),
+        // SAFETY: no other task writes these columns of this row.
+        let out = unsafe { task.out.part(row, first..first + width) };
+        for at in (0..width).step_by(S::LANES) {
+            // SAFETY: the caller upholds this function's contract.
+            unsafe {
+                match width - at >= S::LANES {
+                    true => some_columns::<S, true>(&token, block, at, out),
+                    false => some_columns::<S, false>(&token, block, at, out),
                 }
             }
         }
-        Ok(out)
     }
+}
 
-    pub(crate) fn recall(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let (heads, host, k) = (op.heads, &op.plan.host, self.kernels);
-        let gates = self.bent_gates(op)?;
-        let (qk, v, gates) = (Mat::new(op.qk), Mat::new(op.v), Mat::new(&gates));
-        let (from, to) = (Mat::<f32>::new(op.states), MatMut::<f32>::new(op.states));
-        let out = self.alloc(DType::F32, op.v.rows(), op.v.cols())?;
-        let m = MatMut::<f32>::new(&out);
-        let (mut tasks, mut first): (Vec<(GatedDeltaTask<'_>, &Span, StateRows)>, usize) = (Vec::new(), 0);
-        for (span, state) in host.spans.iter().zip(&host.states) {
-            let rows = first..first + span.rows;
-            for head in 0..heads.values {
-                for start in (0..heads.value_dim).step_by(BLOCK) {
-                    let columns = start..heads.value_dim.min(start + BLOCK);
-                    let rows = rows.clone();
-                    tasks.push((
-                        GatedDeltaTask { heads, head, rows, qk, v, gates, out: &m, columns },
-                        span,
-                        *state,
-                    ));
-                }
+/// One token's inputs for a block of a head's state.
+struct Token<'a> {
+    q: &'a [f32],
+    k: &'a [f32],
+    /// As wide as the block.
+    v: &'a [f32],
+    written: f32,
+    kept: f32,
+    scale: f32,
+}
+
+/// Processes the columns of a block from `at` on: a `WHOLE` vector of them or the remainder.
+#[inline(always)]
+unsafe fn some_columns<S: Simd, const WHOLE: bool>(
+    token: &Token<'_>,
+    block: &mut [f32],
+    at: usize,
+    out: &mut [f32],
+) {
+    let Token { q, k, v, written, kept, scale } = *token;
+    let (width, n) = (v.len(), v.len() - at);
+    let whole = k.len() / SUMS * SUMS;
+    // SAFETY: each row of the block has `width` columns, as have the value and the result, and there is a row for each
+    // key element; the caller guarantees the instruction set.
+    unsafe {
+        let load = |p: *const f32| if WHOLE { S::load(p) } else { S::load_some(p, n) };
+        let store = |p: *mut f32, x| if WHOLE { S::store(p, x) } else { S::store_some(p, n, x) };
+        let start = block.as_mut_ptr().add(at);
+
+        let mut found = [S::splat(0.0); SUMS];
+        let find = |i: usize, sum: S::V| S::fma(S::splat(k[i]), load(start.add(i * width)), sum);
+        for i in (0..whole).step_by(SUMS) {
+            for (j, sum) in found.iter_mut().enumerate() {
+                *sum = find(i + j, *sum);
             }
-            first = rows.end;
         }
-        let cost = 4 * (op.v.rows() + host.spans.len()) * heads.state_len();
-        self.share(tasks.len(), cost, |_, i| {
-            let (task, span, state) = &tasks[i];
-            // SAFETY: all state rows of a plan are distinct, and each block of a row belongs to one task.
-            let block = unsafe { to.part(state.to as usize, task.place()) };
-            match span.start {
-                0 => block.fill(0.0),
-                _ => block.copy_from_slice(&from.row(state.from as usize)[task.place()]),
-            }
-            (k.gated_delta)(task, block);
-        });
-        Ok(out)
-    }
+        for i in whole..k.len() {
+            found[0] = find(i, found[0]);
+        }
+        let kept = S::splat(kept);
+        let wrong = S::sub(load(v.as_ptr().add(at)), S::mul(kept, total::<S>(found)));
+        let more = S::mul(S::splat(written), wrong);
 
-    /// Gates of the gated delta rule, per value head: beta = sigmoid(b), then alpha = exp(-rate * softplus(a +
-    /// bias)). [tokens, 2 * value heads]
-    fn bent_gates(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let (gates, values) = (Mat::<f32>::new(op.gates), op.heads.values);
-        let (rate, bias) = (Mat::<f32>::new(&op.decay.rate).row(0), Mat::<f32>::new(&op.decay.bias).row(0));
-        self.by_rows(gates.rows, gates.cols, |_, r, out| {
-            let (written, kept) = out.split_at_mut(values);
-            let (a, b) = gates.row(r).split_at(values);
-            for (y, x) in written.iter_mut().zip(a) {
-                *y = 1.0 / (1.0 + (-x).exp());
+        let mut given = [S::splat(0.0); SUMS];
+        let give = |i: usize, sum: S::V| {
+            let p = start.add(i * width);
+            let x = S::fma(S::splat(k[i]), more, S::mul(kept, load(p)));
+            store(p, x);
+            S::fma(S::splat(q[i]), x, sum)
+        };
+        for i in (0..whole).step_by(SUMS) {
+            for (j, sum) in given.iter_mut().enumerate() {
+                *sum = give(i + j, *sum);
             }
-            for (i, (y, x)) in kept.iter_mut().zip(b).enumerate() {
-                let x = x + bias[i];
-                // softplus(x) = ln(1 + eˣ), without overflow for large x.
-                let soft = x.max(0.0) + (-x.abs()).exp().ln_1p();
-                *y = (-rate[i] * soft).exp();
-            }
-        })
+        }
+        for i in whole..k.len() {
+            given[0] = give(i, given[0]);
+        }
+        store(out.as_mut_ptr().add(at), S::mul(S::splat(scale), total::<S>(given)));
     }
+}
+
+/// Sum of the partial sums, in a fixed order.
+#[inline(always)]
+unsafe fn total<S: Simd>(x: [S::V; SUMS]) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe { S::add(S::add(x[0], x[1]), S::add(x[2], x[3])) }
 }

@@ -27,28 +27,28 @@ struct Allowed {
 
 const ALLOWED: [Allowed; 5] = [
     Allowed {
-        all: &["x86::Avx2", "kernels/gemv.rs"],
+        all: &["x86::Avx2", "gemm/gemv.rs"],
         registers: 20,
         why: "a line is two of the sixteen registers, and AVX2's products of bytes go through others before they are sums",
     },
     Allowed {
-        all: &["x86::AvxVnni", "kernels/gemv.rs"],
+        all: &["x86::AvxVnni", "gemm/gemv.rs"],
         registers: 6,
         why: "a line is two of the sixteen registers: four rows have sums in all of them where runs are of 16 inputs, and masks \
               of three bits leave none for one row's; once in a part",
     },
     Allowed {
-        all: &["x86::Avx2", "kernels/gemm.rs"],
+        all: &["x86::Avx2", "gemm/tiles.rs"],
         registers: 2,
         why: "as above; once in some 200 instructions",
     },
     Allowed {
-        all: &["x86::Avx2", "kernels/attend/"],
+        all: &["x86::Avx2", "src/attention/"],
         registers: 8,
         why: "twelve sums and what goes into them are all of the sixteen registers, and the compiler loads ahead",
     },
     Allowed {
-        all: &["x86::Avx512", "kernels/attend/"],
+        all: &["x86::Avx512", "src/attention/"],
         registers: 3,
         why: "the compiler loads ahead where a group has five or six rows; a fence against that costs more registers",
     },

@@ -1,8 +1,10 @@
-//! `cargo xtask tidy`: layers, words, environment, `unsafe`, the journey's stops, leftovers.
+//! `cargo xtask tidy`: layers, circles of imports, words, environment, `unsafe`, the journey's stops, leftovers.
 //!
 //! The rules read text, not syntax trees: only comments and strings are told from Rust's code. A broken rule is
 //! reported with its place and what to do.
 
+mod circles;
+mod imports;
 mod journey;
 mod layers;
 mod safety;
@@ -42,7 +44,7 @@ const LONG: usize = 500;
 
 /// All findings, sorted by place.
 fn findings(files: &[File]) -> Vec<Finding> {
-    let rules = [layers::check, words::check, safety::check, journey::check];
+    let rules = [layers::check, circles::check, words::check, safety::check, journey::check];
     let mut found: Vec<Finding> = rules.iter().flat_map(|rule| rule(files)).collect();
     found.sort();
     found

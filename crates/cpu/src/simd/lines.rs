@@ -17,11 +17,11 @@ pub(crate) trait Lines: Copy + 'static {
     /// Whether signed codes are multiplied with 128 added (u8 x i8 dot products); the sum is corrected for it.
     const BIASED: bool;
     /// Maximum rows of x for GEMV: one pass over a panel serves that many.
-    const FEW: usize;
+    const GEMV_MAX_ROWS: usize;
     /// Rows of x per GEMM register tile with a pair of panels, in integers.
-    const TOKENS: usize;
+    const GEMM_ROWS: usize;
     /// Rows of x per GEMM register tile with a pair of panels, in `f32`.
-    const TOKENS_F32: usize;
+    const GEMM_ROWS_F32: usize;
 
     unsafe fn load(p: *const u8) -> Self::I;
     unsafe fn store(p: *mut u8, v: Self::I);
@@ -66,7 +66,7 @@ pub(crate) trait Lines: Copy + 'static {
     /// `a * b + c`
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Loads 16 f16 values.
-    unsafe fn halves(p: *const u8) -> Self::F;
+    unsafe fn widen_f16(p: *const u8) -> Self::F;
     /// Loads 16 unsigned bytes as words.
     unsafe fn widen_u8(p: *const u8) -> Self::I;
     /// Loads 16 signed bytes as words.
@@ -75,7 +75,7 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn pairs_i8(p: *const u8) -> Self::I;
 
     /// Runs `work` in a function of its own (not inlined), so that its registers are allocated separately.
-    unsafe fn apart(work: impl Work<Self>);
+    unsafe fn outlined(work: impl Work<Self>);
 
     /// Adds the products of `T` rows of x with a chunk of a pair of panels, in runs of `RUN` inputs, to their sums.
     #[inline(always)]
@@ -86,13 +86,13 @@ pub(crate) trait Lines: Copy + 'static {
 
     /// The same for a chunk with integer scales, whose products add up exactly.
     #[inline(always)]
-    unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
+    unsafe fn int_tile<const T: usize, K: IntKind>(t: &IntTile<T>) {
         // SAFETY: the caller upholds this function's contract.
         unsafe { t.add::<Self, K>() }
     }
 }
 
-/// Work for [`Lines::apart`].
+/// Work for [`Lines::outlined`].
 pub(crate) trait Work<L> {
     /// Must be inlined.
     unsafe fn run(self);
@@ -101,26 +101,26 @@ pub(crate) trait Work<L> {
 /// GEMM tile: `T` rows of quantized input times a chunk of a pair of panels with one scale per run of weights.
 ///
 /// All pointers are to the start of the chunk: codes in lines, 16 scales (and minimums) per run; per row its bytes, its
-/// scale, and per run the initial value of its integer sum or the factor of the minimums (`sides`).
+/// scale, and per run the initial value of its integer sum or the factor of the minimums (`row_sums`).
 pub(crate) struct Tile<const T: usize> {
     pub codes: [*const u8; 2],
     pub scales: [*const f32; 2],
     pub mins: [*const f32; 2],
     pub rows: [*const u8; T],
     pub row_scales: *const f32,
-    pub sides: [*const u32; T],
+    pub row_sums: [*const u32; T],
     /// Per row, 16 sums with each of the panels.
     pub sums: *mut f32,
     pub runs: usize,
 }
 
 /// Integer sums of `T` rows with each of two panels.
-pub(super) type WholeSums<L, const T: usize> = [[<L as Lines>::I; T]; 2];
+pub(super) type IntSums<L, const T: usize> = [[<L as Lines>::I; T]; 2];
 
 /// Adds the products of `STEP` inputs to integer sums: panels with lines at `codes` times rows with bytes at `rows`.
 #[inline(always)]
 unsafe fn add_groups<L: Lines, const T: usize, const STEP: usize, const WIDE: bool>(
-    whole: &mut WholeSums<L, T>,
+    int_sums: &mut IntSums<L, T>,
     codes: [*const u8; 2],
     rows: [*const u8; T],
 ) {
@@ -130,8 +130,8 @@ unsafe fn add_groups<L: Lines, const T: usize, const STEP: usize, const WIDE: bo
             let w = [L::load(codes[0].add(64 * g)), L::load(codes[1].add(64 * g))];
             for i in 0..T {
                 let a = L::repeat(rows[i].add(4 * g));
-                whole[0][i] = L::dot4::<WIDE>(whole[0][i], w[0], a);
-                whole[1][i] = L::dot4::<WIDE>(whole[1][i], w[1], a);
+                int_sums[0][i] = L::dot4::<WIDE>(int_sums[0][i], w[0], a);
+                int_sums[1][i] = L::dot4::<WIDE>(int_sums[1][i], w[1], a);
             }
         }
     }
@@ -158,12 +158,12 @@ impl<const T: usize> Tile<T> {
     pub(super) unsafe fn begin<L: Lines, const RUN: usize, const MINS: bool>(
         &self,
         run: usize,
-    ) -> (WholeSums<L, T>, [*const u8; 2], [*const u8; T]) {
-        // SAFETY: there are lines, bytes and sides for each run; the caller guarantees the instruction set.
+    ) -> (IntSums<L, T>, [*const u8; 2], [*const u8; T]) {
+        // SAFETY: there are lines, bytes and row sums for each run; the caller guarantees the instruction set.
         unsafe {
             let begin = std::array::from_fn(|i| match MINS {
                 true => L::words(0),
-                false => L::repeat(self.sides[i].add(run).cast()),
+                false => L::repeat(self.row_sums[i].add(run).cast()),
             });
             ([begin; 2], self.codes.map(|c| c.add(run * RUN * 16)), self.rows.map(|r| r.add(run * RUN)))
         }
@@ -174,21 +174,21 @@ impl<const T: usize> Tile<T> {
     pub(super) unsafe fn scale<L: Lines, const MINS: bool>(
         &self,
         run: usize,
-        whole: &WholeSums<L, T>,
+        int_sums: &IntSums<L, T>,
         sums: &mut [[L::F; T]; 2],
     ) {
-        // SAFETY: there are scales, minimums and sides for each run; the caller guarantees the instruction set.
+        // SAFETY: there are scales, minimums and row sums for each run; the caller guarantees the instruction set.
         unsafe {
             for p in 0..2 {
                 let scale = L::load_f32(self.scales[p].add(run * 16));
                 for i in 0..T {
-                    sums[p][i] = L::fma(L::to_f32(whole[p][i]), scale, sums[p][i]);
+                    sums[p][i] = L::fma(L::to_f32(int_sums[p][i]), scale, sums[p][i]);
                 }
                 if MINS {
                     let min = L::load_f32(self.mins[p].add(run * 16));
                     for i in 0..T {
-                        let less = L::splat(f32::from_bits(*self.sides[i].add(run)));
-                        sums[p][i] = L::fma(min, less, sums[p][i]);
+                        let row_sum = L::splat(f32::from_bits(*self.row_sums[i].add(run)));
+                        sums[p][i] = L::fma(min, row_sum, sums[p][i]);
                     }
                 }
             }
@@ -202,9 +202,9 @@ impl<const T: usize> Tile<T> {
         unsafe {
             let mut sums = [[L::splat(0.0); T]; 2];
             for run in 0..self.runs {
-                let (mut whole, codes, rows) = self.begin::<L, RUN, MINS>(run);
-                add_groups::<L, T, RUN, WIDE>(&mut whole, codes, rows);
-                self.scale::<L, MINS>(run, &whole, &mut sums);
+                let (mut int_sums, codes, rows) = self.begin::<L, RUN, MINS>(run);
+                add_groups::<L, T, RUN, WIDE>(&mut int_sums, codes, rows);
+                self.scale::<L, MINS>(run, &int_sums, &mut sums);
             }
             self.store::<L>(&sums);
         }
@@ -212,7 +212,7 @@ impl<const T: usize> Tile<T> {
 }
 
 /// How the products of a chunk add up whose weights are integers times one scale.
-pub(crate) trait WholeKind {
+pub(crate) trait IntKind {
     /// Inputs whose products are summed before they are multiplied by an integer scale.
     const STEP: usize;
     /// Whether these sums fit 16 bits.
@@ -226,24 +226,24 @@ pub(crate) trait WholeKind {
 /// GEMM tile for a chunk whose weights are integers times one scale.
 ///
 /// All pointers are to the start of the chunk: codes in lines; per step the integer scales of 16 rows (`by`), and per
-/// pair of runs their minimums, side by side (`less`); per row its bytes, its scale, and the initial value of its sums
-/// or the factors of the minimums (`sides`).
-pub(crate) struct WholeTile<const T: usize> {
+/// pair of runs their minimums, side by side (`mins`); per row its bytes, its scale, and the initial value of its sums
+/// or the factors of the minimums (`row_sums`).
+pub(crate) struct IntTile<const T: usize> {
     pub codes: [*const u8; 2],
     pub by: [*const i32; 2],
-    pub less: [*const i32; 2],
+    pub mins: [*const i32; 2],
     /// 16 scales of products, and 16 negated scales of minimums.
     pub scales: [*const f32; 2],
     pub rows: [*const u8; T],
     pub row_scales: *const f32,
-    pub sides: [*const u32; T],
+    pub row_sums: [*const u32; T],
     /// Per row, 16 sums with each of the panels.
     pub sums: *mut f32,
 }
 
 /// Scales the integer sums of a chunk and adds them to the sums of 16 rows.
 #[inline(always)]
-pub(crate) unsafe fn scale_whole<L: Lines, K: WholeKind>(
+pub(crate) unsafe fn scale_int<L: Lines, K: IntKind>(
     all: L::I,
     mins: L::I,
     [d, dmin]: [L::F; 2],
@@ -261,23 +261,23 @@ pub(crate) unsafe fn scale_whole<L: Lines, K: WholeKind>(
     }
 }
 
-impl<const T: usize> WholeTile<T> {
+impl<const T: usize> IntTile<T> {
     /// Steps per chunk.
-    pub(super) const fn steps<K: WholeKind>() -> usize {
+    pub(super) const fn steps<K: IntKind>() -> usize {
         256 / K::STEP
     }
 
     /// Initial integer sums of a step, its lines, and its bytes.
     #[inline(always)]
-    pub(super) unsafe fn begin<L: Lines, K: WholeKind>(
+    pub(super) unsafe fn begin<L: Lines, K: IntKind>(
         &self,
         step: usize,
-    ) -> (WholeSums<L, T>, [*const u8; 2], [*const u8; T]) {
-        // SAFETY: there are lines, bytes and, without minimums, sides for each step; the caller guarantees the
+    ) -> (IntSums<L, T>, [*const u8; 2], [*const u8; T]) {
+        // SAFETY: there are lines, bytes and, without minimums, row sums for each step; the caller guarantees the
         // instruction set.
         unsafe {
             let begin = std::array::from_fn(|i| match K::MINS {
-                0 => L::repeat(self.sides[i].add(step).cast()),
+                0 => L::repeat(self.row_sums[i].add(step).cast()),
                 _ => L::words(0),
             });
             let codes = self.codes.map(|c| c.add(step * K::STEP * 16));
@@ -287,11 +287,11 @@ impl<const T: usize> WholeTile<T> {
 
     /// Multiplies the integer sums of a step by its integer scales and adds them to those of the chunk.
     #[inline(always)]
-    pub(super) unsafe fn multiply<L: Lines, K: WholeKind>(
+    pub(super) unsafe fn multiply<L: Lines, K: IntKind>(
         &self,
         step: usize,
-        whole: &WholeSums<L, T>,
-        all: &mut WholeSums<L, T>,
+        int_sums: &IntSums<L, T>,
+        all: &mut IntSums<L, T>,
     ) {
         // SAFETY: there is a factor for each step; the caller guarantees the instruction set.
         unsafe {
@@ -299,8 +299,8 @@ impl<const T: usize> WholeTile<T> {
                 let by = L::load(self.by[p].add(step * 16).cast());
                 for i in 0..T {
                     all[p][i] = match K::NARROW {
-                        true => L::dot2::<true>(all[p][i], whole[p][i], by),
-                        false => L::mul_add(whole[p][i], by, all[p][i]),
+                        true => L::dot2::<true>(all[p][i], int_sums[p][i], by),
+                        false => L::mul_add(int_sums[p][i], by, all[p][i]),
                     };
                 }
             }
@@ -309,7 +309,7 @@ impl<const T: usize> WholeTile<T> {
 
     /// Scales the sums of the chunk and adds them to the running sums.
     #[inline(always)]
-    pub(super) unsafe fn scale<L: Lines, K: WholeKind>(&self, all: &WholeSums<L, T>) {
+    pub(super) unsafe fn scale<L: Lines, K: IntKind>(&self, all: &IntSums<L, T>) {
         // SAFETY: there are minimums for each pair of runs, and sums for each row; the caller guarantees the
         // instruction set.
         unsafe {
@@ -318,12 +318,12 @@ impl<const T: usize> WholeTile<T> {
                 for i in 0..T {
                     let mut mins = L::words(0);
                     for pair in 0..K::MINS {
-                        let less = L::load(self.less[p].add(pair * 16).cast());
-                        mins = L::dot2::<false>(mins, less, L::repeat(self.sides[i].add(pair).cast()));
+                        let min = L::load(self.mins[p].add(pair * 16).cast());
+                        mins = L::dot2::<false>(mins, min, L::repeat(self.row_sums[i].add(pair).cast()));
                     }
                     let sums = self.sums.add((2 * i + p) * 16);
                     let (row, sum) = (self.row_scales.add(i), L::load_f32(sums));
-                    L::store_f32(sums, scale_whole::<L, K>(all[p][i], mins, scales, row, sum));
+                    L::store_f32(sums, scale_int::<L, K>(all[p][i], mins, scales, row, sum));
                 }
             }
         }
@@ -331,19 +331,19 @@ impl<const T: usize> WholeTile<T> {
 
     /// Adds the products of `T` rows with a chunk of a pair of panels to their sums.
     #[inline(always)]
-    unsafe fn add<L: Lines, K: WholeKind>(&self) {
+    unsafe fn add<L: Lines, K: IntKind>(&self) {
         // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
         unsafe {
             let mut all = [[L::words(0); T]; 2];
             for step in 0..Self::steps::<K>() {
-                let (mut whole, codes, rows) = self.begin::<L, K>(step);
+                let (mut int_sums, codes, rows) = self.begin::<L, K>(step);
                 match (K::STEP, K::WIDE) {
-                    (16, true) => add_groups::<L, T, 16, true>(&mut whole, codes, rows),
-                    (_, true) => add_groups::<L, T, 32, true>(&mut whole, codes, rows),
-                    (16, _) => add_groups::<L, T, 16, false>(&mut whole, codes, rows),
-                    _ => add_groups::<L, T, 32, false>(&mut whole, codes, rows),
+                    (16, true) => add_groups::<L, T, 16, true>(&mut int_sums, codes, rows),
+                    (_, true) => add_groups::<L, T, 32, true>(&mut int_sums, codes, rows),
+                    (16, _) => add_groups::<L, T, 16, false>(&mut int_sums, codes, rows),
+                    _ => add_groups::<L, T, 32, false>(&mut int_sums, codes, rows),
                 }
-                self.multiply::<L, K>(step, &whole, &mut all);
+                self.multiply::<L, K>(step, &int_sums, &mut all);
             }
             self.scale::<L, K>(&all);
         }

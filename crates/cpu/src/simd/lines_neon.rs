@@ -22,11 +22,11 @@ impl Lines for Neon {
 
     const BIASED: bool = false;
     // A line takes four of 32 registers.
-    const FEW: usize = 4;
-    const TOKENS: usize = 2;
-    const TOKENS_F32: usize = 2;
+    const GEMV_MAX_ROWS: usize = 4;
+    const GEMM_ROWS: usize = 2;
+    const GEMM_ROWS_F32: usize = 2;
 
-    apart!("neon,dotprod");
+    outlined!("neon,dotprod");
 
     ops! {
         fn load(p: *const u8) -> I {
@@ -84,7 +84,7 @@ impl Lines for Neon {
         fn min(a: F, b: F) -> F { four!(vminq_f32(a, b)) }
         fn sub(a: F, b: F) -> F { four!(vsubq_f32(a, b)) }
         fn fma(a: F, b: F, c: F) -> F { four!(vfmaq_f32(c, a, b)) }
-        fn halves(p: *const u8) -> F {
+        fn widen_f16(p: *const u8) -> F {
             let (low, high) = (vld1q_u8(p), vld1q_u8(p.add(16)));
             let (low, high) = (vreinterpretq_u16_u8(low), vreinterpretq_u16_u8(high));
             let quarters = [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)];

@@ -16,12 +16,12 @@ impl Lines for Scalar {
     type F = [f32; N];
 
     const BIASED: bool = false;
-    const FEW: usize = 2;
-    const TOKENS: usize = 1;
-    const TOKENS_F32: usize = 2;
+    const GEMV_MAX_ROWS: usize = 2;
+    const GEMM_ROWS: usize = 1;
+    const GEMM_ROWS_F32: usize = 2;
 
     #[inline(always)]
-    unsafe fn apart(work: impl Work<Self>) {
+    unsafe fn outlined(work: impl Work<Self>) {
         #[inline(never)]
         unsafe fn run(work: impl Work<Scalar>) {
             // SAFETY: the caller upholds this function's contract.
@@ -173,7 +173,7 @@ impl Lines for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn halves(p: *const u8) -> [f32; N] {
+    unsafe fn widen_f16(p: *const u8) -> [f32; N] {
         // SAFETY: by the trait's contract, 16 f16 values are valid.
         let halves = unsafe { p.cast::<[u16; N]>().read_unaligned() };
         each(|i| f16::from_bits(halves[i]).to_f32_const())

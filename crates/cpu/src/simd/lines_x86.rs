@@ -1,16 +1,16 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{Avx2, Avx512, AvxVnni, Lines, Tile, WholeKind, WholeTile, Work};
+use super::{Avx2, Avx512, AvxVnni, IntKind, IntTile, Lines, Tile, Work};
 
 impl Lines for Avx512 {
     type I = __m512i;
     type F = __m512;
 
     const BIASED: bool = true;
-    const FEW: usize = 12;
-    const TOKENS: usize = 6;
-    const TOKENS_F32: usize = 12;
+    const GEMV_MAX_ROWS: usize = 12;
+    const GEMM_ROWS: usize = 6;
+    const GEMM_ROWS_F32: usize = 12;
 
     ops! {
         fn load(p: *const u8) -> __m512i { _mm512_loadu_si512(p.cast()) }
@@ -44,13 +44,13 @@ impl Lines for Avx512 {
         fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
         fn min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
         fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
-        fn halves(p: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+        fn widen_f16(p: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
         fn widen_u8(p: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
         fn widen_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
         fn pairs_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
     }
 
-    apart!("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
+    outlined!("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 
     #[inline(always)]
     unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
@@ -59,9 +59,9 @@ impl Lines for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
+    unsafe fn int_tile<const T: usize, K: IntKind>(t: &IntTile<T>) {
         // SAFETY: the caller upholds this function's contract.
-        unsafe { whole_tile::<T, K>(t) }
+        unsafe { int_tile::<T, K>(t) }
     }
 }
 
@@ -85,7 +85,7 @@ fn dot2(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
 /// Adds the products of groups of four inputs: a line of codes of both panels times four bytes of each row. In
 /// assembly: the compiler would hoist more loads than it has registers for and spill sums.
 macro_rules! add_groups {
-    ($whole:ident, $codes:ident, $rows:ident, $($g:literal)*) => {
+    ($int_sums:ident, $codes:ident, $rows:ident, $($g:literal)*) => {
         $(
             let w = $codes.map(|c| _mm512_load_si512(c.add(64 * $g).cast()));
             for i in 0..T {
@@ -97,8 +97,8 @@ macro_rules! add_groups {
                     a = out(zmm_reg) _spread,
                     row = in(reg) $rows[i],
                     at = const 4 * $g,
-                    first = inout(zmm_reg) $whole[0][i],
-                    second = inout(zmm_reg) $whole[1][i],
+                    first = inout(zmm_reg) $int_sums[0][i],
+                    second = inout(zmm_reg) $int_sums[1][i],
                     w = in(zmm_reg) w[0],
                     x = in(zmm_reg) w[1],
                     options(readonly, nostack, preserves_flags),
@@ -115,48 +115,48 @@ unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) 
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); T]; 2];
         for run in 0..t.runs {
-            let (mut whole, codes, rows) = t.begin::<Avx512, RUN, MINS>(run);
-            add_groups!(whole, codes, rows, 0 1 2 3);
+            let (mut int_sums, codes, rows) = t.begin::<Avx512, RUN, MINS>(run);
+            add_groups!(int_sums, codes, rows, 0 1 2 3);
             if RUN == 32 {
-                add_groups!(whole, codes, rows, 4 5 6 7);
+                add_groups!(int_sums, codes, rows, 4 5 6 7);
             }
-            t.scale::<Avx512, MINS>(run, &whole, &mut sums);
+            t.scale::<Avx512, MINS>(run, &int_sums, &mut sums);
         }
         t.store::<Avx512>(&sums);
     }
 }
 
-/// As `WholeTile::add`.
+/// As `IntTile::add`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn whole_tile<const T: usize, K: WholeKind>(t: &WholeTile<T>) {
+unsafe fn int_tile<const T: usize, K: IntKind>(t: &IntTile<T>) {
     // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
     unsafe {
         let mut all = [[_mm512_setzero_si512(); T]; 2];
-        for step in 0..WholeTile::<T>::steps::<K>() {
-            let (mut whole, codes, rows) = t.begin::<Avx512, K>(step);
-            add_groups!(whole, codes, rows, 0 1 2 3);
+        for step in 0..IntTile::<T>::steps::<K>() {
+            let (mut int_sums, codes, rows) = t.begin::<Avx512, K>(step);
+            add_groups!(int_sums, codes, rows, 0 1 2 3);
             if K::STEP == 32 {
-                add_groups!(whole, codes, rows, 4 5 6 7);
+                add_groups!(int_sums, codes, rows, 4 5 6 7);
             }
-            t.multiply::<Avx512, K>(step, &whole, &mut all);
+            t.multiply::<Avx512, K>(step, &int_sums, &mut all);
         }
         t.scale::<Avx512, K>(&all);
     }
 }
 
 /// Implements [`Lines`] with a line in two 32-byte registers. `$dot` multiplies one of them.
-macro_rules! two_halves {
+macro_rules! two_registers {
     ($simd:ty, $features:literal, $biased:expr, $dot:ident) => {
         impl Lines for $simd {
             type I = [__m256i; 2];
             type F = [__m256; 2];
 
             const BIASED: bool = $biased;
-            const FEW: usize = 4;
-            const TOKENS: usize = 1;
-            const TOKENS_F32: usize = 3;
+            const GEMV_MAX_ROWS: usize = 4;
+            const GEMM_ROWS: usize = 1;
+            const GEMM_ROWS_F32: usize = 3;
 
-            apart!($features);
+            outlined!($features);
 
             ops! {
                 fn load(p: *const u8) -> [__m256i; 2] {
@@ -243,7 +243,7 @@ macro_rules! two_halves {
                 fn fma(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
                     [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])]
                 }
-                fn halves(p: *const u8) -> [__m256; 2] {
+                fn widen_f16(p: *const u8) -> [__m256; 2] {
                     [
                         _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
                         _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
@@ -272,8 +272,8 @@ macro_rules! two_halves {
     };
 }
 
-two_halves!(Avx2, "avx2,fma,f16c", false, dot_avx2);
-two_halves!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni);
+two_registers!(Avx2, "avx2,fma,f16c", false, dot_avx2);
+two_registers!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni);
 
 /// Dot products of bytes through i16 pairs, which cannot overflow: codes below 128 times signed bytes, or magnitudes up
 /// to 128 times signed bytes above -128.

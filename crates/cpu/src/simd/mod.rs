@@ -23,12 +23,12 @@ macro_rules! ops {
     };
 }
 
-/// Implements [`Lines::apart`] with target features.
+/// Implements [`Lines::outlined`] with target features.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-macro_rules! apart {
+macro_rules! outlined {
     ($features:literal) => {
         #[inline(always)]
-        unsafe fn apart(work: impl Work<Self>) {
+        unsafe fn outlined(work: impl Work<Self>) {
             #[inline(never)]
             #[target_feature(enable = $features)]
             unsafe fn run<L>(work: impl Work<L>) {
@@ -41,6 +41,8 @@ macro_rules! apart {
     };
 }
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) mod amx;
 mod lines;
 #[cfg(target_arch = "aarch64")]
 mod lines_neon;
@@ -55,7 +57,7 @@ mod x86;
 
 use half::{bf16, f16};
 
-pub(crate) use lines::{Lines, Tile, WholeKind, WholeTile, Work, scale_whole};
+pub(crate) use lines::{IntKind, IntTile, Lines, Tile, Work, scale_int};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
 pub(crate) use scalar::Scalar;

@@ -1,0 +1,116 @@
+//! [`Cpu`]: the device, which splits the work of ops into pieces for its threads.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use tallow_core::{Backend, DType, Error, Norm, Result, Tensor, Trace};
+
+use crate::arithmetic::Arithmetic;
+use crate::isa::Isa;
+use crate::kernels::Kernels;
+use crate::linear::LinearScratch;
+use crate::mat::{Mat, MatMut};
+use crate::memory::Arena;
+use crate::pool::Pool;
+use crate::rowwise::NormTask;
+
+/// Work smaller than about this many multiplications is not worth a second thread.
+pub(super) const SMALL: usize = 1 << 14;
+
+/// Scratch memory that a thread keeps from piece to piece.
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub floats: Vec<f32>,
+    /// For linear layers.
+    pub linear: LinearScratch,
+}
+
+/// The CPU device: kernels for its instruction set, thread pool, memory arena.
+pub struct Cpu {
+    pub(super) kernels: &'static Kernels,
+    pub(super) arithmetic: Arithmetic,
+    pub(super) pool: Pool<Scratch>,
+    scratch: RefCell<Scratch>,
+    pub(super) arena: Rc<Arena>,
+    pub(super) trace: Trace,
+}
+
+impl fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.label())
+    }
+}
+
+impl Cpu {
+    /// A device with `threads` threads (the caller's included) and the kernels of `isa`. Fails if this CPU lacks
+    /// `isa`.
+    pub fn new(isa: Isa, threads: usize) -> Result<Cpu> {
+        let failed = |why: String| Error::Device { device: "cpu".into(), why };
+        let kernels = Kernels::new(isa).ok_or_else(|| failed(format!("it does not have {isa}")))?;
+        let pool = Pool::new(threads).map_err(|e| failed(format!("no more threads: {e}")))?;
+        let (arithmetic, scratch, arena) = (Arithmetic::Fast, RefCell::default(), Rc::default());
+        Ok(Cpu { kernels, arithmetic, pool, scratch, arena, trace: Trace::default() })
+    }
+
+    /// The same device with linear layers computed in `arithmetic`.
+    pub fn with(self, arithmetic: Arithmetic) -> Cpu {
+        Cpu { arithmetic, ..self }
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.kernels.isa
+    }
+
+    /// Threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// Runs `work` for each piece `0..count`: on the pool, or on the calling thread alone where `cost`
+    /// (multiplications of all pieces) is small.
+    pub(super) fn share(&self, count: usize, cost: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
+        let scratch = &mut *self.scratch.borrow_mut();
+        if cost < SMALL {
+            (0..count).for_each(|i| work(scratch, i));
+        } else {
+            self.pool.run(scratch, count, work);
+        }
+    }
+
+    /// Runs `work` for each token, adjacent tokens on one thread: they are adjacent in the KV cache too, and two
+    /// threads that write there would contend for cache lines.
+    pub(super) fn by_tokens(&self, tokens: usize, cost: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
+        let piece = (tokens / (4 * self.threads())).clamp(1, 16);
+        self.share(tokens.div_ceil(piece), cost, |scratch, i| {
+            (i * piece..tokens.min((i + 1) * piece)).for_each(|token| work(scratch, token));
+        });
+    }
+
+    /// A new f32 tensor [rows, cols], filled row by row.
+    pub(super) fn by_rows(
+        &self,
+        rows: usize,
+        cols: usize,
+        row: impl Fn(&mut Scratch, usize, &mut [f32]) + Sync,
+    ) -> Result<Tensor<Cpu>> {
+        let out = self.alloc(DType::F32, rows, cols)?;
+        let m = MatMut::<f32>::new(&out);
+        // Rows per piece: about 4096 elements.
+        let piece = (4096 / cols.max(1)).max(1);
+        self.share(rows.div_ceil(piece), 4 * rows * cols, |scratch, i| {
+            for r in i * piece..rows.min((i + 1) * piece) {
+                // SAFETY: each row belongs to one piece.
+                row(scratch, r, unsafe { m.row(r) });
+            }
+        });
+        Ok(out)
+    }
+}
+
+/// A norm as kernels take it.
+pub(super) fn norm_task(norm: &Norm<Cpu>) -> NormTask<'_> {
+    let (weight, bias) = (Mat::new(&norm.weight).row(0), norm.bias.as_ref().map(|b| Mat::new(b).row(0)));
+    NormTask { kind: norm.kind, weight, bias, eps: norm.eps }
+}

@@ -1,0 +1,125 @@
+//! Linear layers on the device: the input's rows are quantized, then multiplied with packed panels, split by outputs
+//! among the threads.
+
+use std::ops::Range;
+
+use tallow_core::ops::Epilogue;
+use tallow_core::{Backend, DType, LinearWeights, Norm, Result, Tensor, Weight};
+
+use super::device::Cpu;
+use super::input::LinearInput;
+use crate::gemm::OutputTask;
+use crate::linear::{LinearScratch, LinearTask, MatrixSource, linear};
+use crate::mat::{Mat, MatMut};
+use crate::pack::{PAIR, PackedWeights};
+
+/// A weight as kernels read it.
+pub(crate) fn source(w: &Weight<Cpu>) -> MatrixSource<'_> {
+    match w {
+        Weight::Dense(t) => dense(t),
+        Weight::Blocks { data, format, cols, .. } => {
+            MatrixSource::Packed(PackedWeights::new(data, *format, *cols))
+        }
+    }
+}
+
+/// A dense matrix as kernels read it.
+pub(crate) fn dense(t: &Tensor<Cpu>) -> MatrixSource<'_> {
+    match t.dtype() {
+        DType::F16 => MatrixSource::F16(Mat::new(t)),
+        DType::BF16 => MatrixSource::BF16(Mat::new(t)),
+        _ => MatrixSource::F32(Mat::new(t)),
+    }
+}
+
+/// One of several linear layers over one input, and where its outputs go in their joint result.
+pub(crate) struct OutputColumns<'a> {
+    pub w: MatrixSource<'a>,
+    pub bias: Option<Mat<'a, f32>>,
+    pub outputs: usize,
+    /// First column in the joint result.
+    pub column: usize,
+}
+
+impl<'a> OutputColumns<'a> {
+    /// Its columns in the joint result.
+    pub(crate) fn columns(&self) -> Range<usize> {
+        self.column..self.column + self.outputs
+    }
+
+    /// Linear layers with their outputs side by side (as in fused QKV or gate-up).
+    pub(crate) fn side_by_side(layers: &'a [LinearWeights<Cpu>]) -> Vec<OutputColumns<'a>> {
+        let mut column = 0;
+        let one = |l: &'a LinearWeights<Cpu>| {
+            let outputs = l.weight.rows();
+            column += outputs;
+            OutputColumns {
+                w: source(&l.weight),
+                bias: l.bias.as_ref().map(Mat::new),
+                outputs,
+                column: column - outputs,
+            }
+        };
+        layers.iter().map(one).collect()
+    }
+}
+
+impl Cpu {
+    /// y = x Wᵀ + b, with the outputs of several layers side by side: quantizes the rows of `x` (after `norm`) and
+    /// multiplies them with the packed panels, by GEMV if they are few, else by GEMM.
+    pub(crate) fn linear_layers(
+        &self,
+        x: &Tensor<Cpu>,
+        norm: Option<&Norm<Cpu>>,
+        weights: &[LinearWeights<Cpu>],
+        epilogue: Epilogue<'_, Cpu>,
+    ) -> Result<Tensor<Cpu>> {
+        let layers = OutputColumns::side_by_side(weights);
+        let input = self.input(x, norm, layers.iter().map(|l| &l.w))?;
+        let out = self.alloc(DType::F32, x.rows(), layers.iter().map(|l| l.outputs).sum())?;
+        self.run_linear(&self.linear_tasks(&input, &layers, &out, epilogue), |_| ());
+        Ok(out)
+    }
+
+    /// One task for each layer: all of its outputs, for all rows.
+    pub(crate) fn linear_tasks<'a>(
+        &self,
+        x: &'a LinearInput,
+        layers: &[OutputColumns<'a>],
+        out: &'a Tensor<Cpu>,
+        epilogue: Epilogue<'a, Cpu>,
+    ) -> Vec<LinearTask<'a>> {
+        let (out, residual) = (MatMut::new(out), epilogue.residual.map(Mat::new));
+        let Epilogue { scale, softcap, .. } = epilogue;
+        let mut tasks = Vec::with_capacity(layers.len());
+        for layer in layers {
+            let (product, out) = (x.times(self.kernels, layer.w), out.columns(layer.columns()));
+            let mut task = LinearTask::plain(product, 0..x.rows, out);
+            task.output = OutputTask { bias: layer.bias, scale, softcap, residual, ..task.output };
+            tasks.push(task);
+        }
+        tasks
+    }
+
+    /// Computes all outputs of the tasks, split into pieces. Every piece begins with `first`.
+    pub(crate) fn run_linear(&self, tasks: &[LinearTask<'_>], first: impl Fn(&mut LinearScratch) + Sync) {
+        let piece = self.piece(tasks.iter().map(LinearTask::outputs).sum());
+        let count = |task: &LinearTask<'_>| task.outputs().div_ceil(piece);
+        let cost = tasks.iter().map(LinearTask::cost).sum();
+        self.share(tasks.iter().map(count).sum(), cost, |scratch, mut i| {
+            first(&mut scratch.linear);
+            for task in tasks {
+                if i < count(task) {
+                    let outputs = i * piece..task.outputs().min((i + 1) * piece);
+                    return linear(self.kernels, task, outputs, &mut scratch.linear);
+                }
+                i -= count(task);
+            }
+        });
+    }
+
+    /// Outputs per piece: whole pairs of panels, enough to be worth taking, few enough to balance the threads.
+    pub(crate) fn piece(&self, outputs: usize) -> usize {
+        (outputs / (16 * self.pool.threads())).next_multiple_of(PAIR).clamp(PAIR, 8 * PAIR)
+    }
+}

@@ -1,0 +1,424 @@
+//! The `Backend` of the CPU: each op is split into pieces for the thread pool, and kernels compute them.
+//!
+//! ```text
+//!   linear --> input: rows quantized to int8 --> crate::linear: GEMV or GEMM over packed panels, then the epilogue
+//!   lora  wraps linear and ffn;  moe  runs both for rows sorted by expert
+//! ```
+
+mod attend;
+mod device;
+mod ffn;
+mod input;
+mod kv_cache;
+mod linear;
+mod lora;
+mod moe;
+mod recurrent;
+mod roofline;
+
+use tallow_core::ops::Epilogue;
+use tallow_core::ops::{
+    Activate, Attend, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Embed, Ffn, GatedDelta, Head, IndexMode,
+    IndexRows, KvWrite, Linear, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope, Route,
+    TopK, TopKOut,
+};
+use tallow_core::{
+    Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
+};
+
+pub use device::Cpu;
+use device::norm_task;
+use kv_cache::{CacheWriter, Prep};
+use linear::{OutputColumns, dense, source};
+
+use crate::mat::{Mat, MatMut};
+use crate::memory::Buf;
+use crate::pack::{PAIR, layout, pack_pair, packed_bytes};
+
+/// Most bytes of a source weight that a thread packs before it releases them (`HostWeight::release`).
+const HELD: usize = 1 << 20;
+
+impl Backend for Cpu {
+    type Buf = Buf;
+
+    fn label(&self) -> String {
+        format!("cpu ({}, {} threads)", self.isa(), self.threads())
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.trace
+    }
+
+    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Cpu>> {
+        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(dtype.size())).unwrap_or(usize::MAX);
+        match self.arena.alloc(bytes) {
+            Some(buf) => Ok(Tensor::whole(buf, dtype, rows, cols)),
+            None => Err(Error::OutOfMemory { device: "cpu".into(), asked: bytes }),
+        }
+    }
+
+    fn write(&self, to: &Tensor<Cpu>, bytes: &[u8]) -> Result<()> {
+        if !to.is_contiguous() || to.bytes() != bytes.len() {
+            let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
+            return Err(Error::Shape { op: "write", what: "the data", want, got });
+        }
+        // SAFETY: the view is contiguous and as long as `bytes`, and nothing else runs on this device meanwhile.
+        unsafe {
+            let start = to.buf().start().add(to.offset() * to.dtype().size());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
+        }
+        Ok(())
+    }
+
+    fn read(&self, wanted: &mut [Reading<'_, Cpu>]) -> Result<()> {
+        for reading in wanted {
+            reading.check()?;
+            let from = reading.from;
+            let (size, width) = (from.dtype().size(), from.cols() * from.dtype().size());
+            for (r, out) in reading.to.chunks_exact_mut(width.max(1)).enumerate() {
+                // SAFETY: row `r` lies within the view, and nothing writes on this device meanwhile.
+                unsafe {
+                    let row = from.buf().start().add((from.offset() + r * from.stride()) * size);
+                    std::ptr::copy_nonoverlapping(row, out.as_mut_ptr(), width);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&self, op: &Copy<'_, Cpu>) -> Result<()> {
+        let (size, width) = (op.from.dtype().size(), op.from.cols() * op.from.dtype().size());
+        let row = |t: &Tensor<Cpu>, r: usize| {
+            // SAFETY: row `r` lies within the view.
+            unsafe { t.buf().start().add((t.offset() + r * t.stride()) * size) }
+        };
+        for r in 0..op.from.rows() {
+            // SAFETY: both rows lie within their views, which have the same width; `ptr::copy` allows overlap.
+            unsafe { std::ptr::copy(row(op.from, r), row(op.to, r), width) };
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn embed(&self, op: &Embed<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (k, table, ids) = (self.kernels, source(op.table), Mat::<u32>::new(op.ids).row(0));
+        let (rows, scale) = (op.table.rows(), op.scale);
+        self.by_rows(ids.len(), op.table.cols(), |scratch, r, out| match ids[r] as usize {
+            id if id < rows => {
+                table.unpack_row(k, id, &mut scratch.linear, out);
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
+            _ => out.fill(0.0),
+        })
+    }
+
+    fn normalize(&self, op: &Normalize<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, task, residual) = (Mat::new(op.x), norm_task(op.norm), op.residual.map(Mat::<f32>::new));
+        let k = self.kernels;
+        self.by_rows(x.rows, x.cols, |_, r, out| {
+            (k.norm)(&task, x.row(r), out);
+            if let Some(residual) = residual {
+                (k.add_scaled)(out, 1.0, residual.row(r));
+            }
+        })
+    }
+
+    fn matmul(&self, op: &Matmul<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let out = self.alloc(DType::F32, op.x.rows(), op.weight.rows())?;
+        let bias = op.bias.map(Mat::new);
+        let layer = [OutputColumns { w: dense(op.weight), bias, outputs: op.weight.rows(), column: 0 }];
+        let x = self.input(op.x, None, layer.iter().map(|l| &l.w))?;
+        self.run_linear(&self.linear_tasks(&x, &layer, &out, op.epilogue), |_| ());
+        Ok(out)
+    }
+
+    fn dequant(&self, op: &Dequant<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (k, w, first) = (self.kernels, source(op.w), op.rows.start);
+        self.by_rows(op.rows.len(), op.w.cols(), |scratch, r, out| {
+            w.unpack_row(k, first + r, &mut scratch.linear, out)
+        })
+    }
+
+    fn rope(&self, op: &Rope<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, positions) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.positions).row(0));
+        let rope = Some((Mat::new(&op.rope.table), op.rope.pairs));
+        let (k, prep) = (self.kernels, Prep { norm: None, rope, dim: op.head_dim });
+        self.by_rows(x.rows, x.cols, |_, r, out| prep.run(k, x.row(r), positions[r], out))
+    }
+
+    fn kv_write(&self, op: &KvWrite<'_, Cpu>) -> Result<()> {
+        let (k, v) = (Mat::<f32>::new(op.k), Mat::<f32>::new(op.v));
+        let writer = CacheWriter::new(self.kernels, op.kv, op.plan, op.heads.dim);
+        self.by_tokens(k.rows, 4 * op.k.len(), |_, token| {
+            // SAFETY: each token belongs to one piece.
+            unsafe { writer.put(token, k.row(token), v.row(token)) };
+        });
+        Ok(())
+    }
+
+    fn attend(&self, op: &Attend<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.attend_paged(op)
+    }
+
+    fn activate(&self, op: &Activate<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (k, act) = (self.kernels, op.act);
+        let (gate, up) = (Mat::<f32>::new(op.gate), op.up.map(Mat::<f32>::new));
+        self.by_rows(gate.rows, gate.cols, |_, r, out| {
+            (k.activate)(act, gate.row(r), up.map(|u| u.row(r)), out)
+        })
+    }
+
+    fn eltwise(&self, op: &Eltwise<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (k, x, y) = (self.kernels, Mat::<f32>::new(op.x), op.other().map(Mat::<f32>::new));
+        let copy = |r: usize, out: &mut [f32]| out.copy_from_slice(x.row(r));
+        let (rows, cols) = (x.rows, x.cols);
+        // Row `r` of the other operand; a single row or a single column is broadcast.
+        fn other<'a>(y: Option<Mat<'a, f32>>, r: usize, cols: usize, scratch: &'a mut Vec<f32>) -> &'a [f32] {
+            match y.map(|y| y.row(if y.rows == 1 { 0 } else { r })) {
+                Some(&[one]) if cols != 1 => {
+                    scratch.clear();
+                    scratch.resize(cols, one);
+                    scratch
+                }
+                row => row.unwrap_or_default(),
+            }
+        }
+        match op.op {
+            EltwiseOp::Add(_) => self.by_rows(rows, cols, |scratch, r, out| {
+                copy(r, out);
+                (k.add_scaled)(out, 1.0, other(y, r, cols, &mut scratch.floats));
+            }),
+            EltwiseOp::AddScaled(_, scale) => self.by_rows(rows, cols, |scratch, r, out| {
+                copy(r, out);
+                (k.add_scaled)(out, scale, other(y, r, cols, &mut scratch.floats));
+            }),
+            EltwiseOp::Mul(_) => self.by_rows(rows, cols, |scratch, r, out| {
+                let y = other(y, r, cols, &mut scratch.floats);
+                out.iter_mut().zip(x.row(r)).zip(y).for_each(|((o, x), y)| *o = x * y);
+            }),
+            EltwiseOp::Scale(scale) => self.by_rows(rows, cols, |_, r, out| {
+                out.iter_mut().zip(x.row(r)).for_each(|(o, x)| *o = x * scale);
+            }),
+            EltwiseOp::SoftCap(cap) => self.by_rows(rows, cols, |_, r, out| {
+                copy(r, out);
+                (k.softcap)(out, cap);
+            }),
+            EltwiseOp::Gate(_) => self.by_rows(rows, cols, |scratch, r, out| {
+                copy(r, out);
+                (k.gate)(out, other(y, r, cols, &mut scratch.floats));
+            }),
+        }
+    }
+
+    fn index_rows(&self, op: &IndexRows<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.indices).row(0));
+        match op.mode {
+            IndexMode::Gather => self.by_rows(at.len(), x.cols, |_, r, out| match at[r] as usize {
+                row if row < x.rows => out.copy_from_slice(x.row(row)),
+                _ => out.fill(0.0),
+            }),
+            IndexMode::ScatterAdd(into) => {
+                let sums = MatMut::<f32>::new(into);
+                // In order, on this thread: several rows may be added to the same one.
+                for (r, to) in at.iter().enumerate().filter(|(_, to)| (**to as usize) < sums.rows) {
+                    // SAFETY: only this thread uses the tensor, and the slice of the row before is no longer alive.
+                    (self.kernels.add_scaled)(unsafe { sums.row(*to as usize) }, 1.0, x.row(r));
+                }
+                Ok(into.clone())
+            }
+        }
+    }
+
+    fn permute_cols(&self, op: &PermuteCols<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, at) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.indices).row(0));
+        self.by_rows(x.rows, at.len(), |_, r, out| {
+            let x = x.row(r);
+            let from = |at: &u32| x.get(*at as usize).copied().unwrap_or(0.0);
+            out.iter_mut().zip(at).for_each(|(out, at)| *out = from(at));
+        })
+    }
+
+    fn route(&self, op: &Route<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.routed(op)
+    }
+
+    fn causal_conv(&self, op: &CausalConv<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.convolution(op)
+    }
+
+    fn gated_delta(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.recall(op)
+    }
+
+    fn topk(&self, op: &TopK<'_, Cpu>) -> Result<TopKOut<Cpu>> {
+        let x = Mat::<f32>::new(op.x);
+        let ids = self.alloc(DType::U32, x.rows, op.k)?;
+        let values = self.alloc(DType::F32, x.rows, op.k)?;
+        let (i, v) = (MatMut::<u32>::new(&ids), MatMut::<f32>::new(&values));
+        let k = self.kernels;
+        self.share(x.rows, x.rows * x.cols, |_, r| {
+            // SAFETY: each row belongs to one piece.
+            let (ids, values) = unsafe { (i.row(r), v.row(r)) };
+            (k.largest)(x.row(r), ids);
+            ids.iter().zip(values).for_each(|(id, value)| *value = x.row(r)[*id as usize]);
+        });
+        Ok(TopKOut { values, ids })
+    }
+
+    fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Cpu>> {
+        compose::check_weight(&weight)?;
+        let HostWeight { format, rows, cols, bytes, release } = weight;
+        let pairs = rows.div_ceil(PAIR);
+        let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
+        let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
+        let out_of_memory = || Error::OutOfMemory { device: "cpu".into(), asked: total };
+        let past = layout(format).shape.tail_inputs(cols);
+        let data = self.arena.alloc_weights(total.saturating_add(past)).ok_or_else(out_of_memory)?;
+        let data = Tensor::whole(data, DType::U8, pairs, total / pairs.max(1));
+        let (out, width) = (MatMut::<u8>::new(&data), bytes.len() / rows.max(1));
+        let piece = (pairs / (2 * self.threads())).clamp(1, (HELD / (PAIR * width).max(1)).max(1));
+        self.share(pairs.div_ceil(piece), bytes.len(), |_, i| {
+            let last = pairs.min((i + 1) * piece);
+            for pair in i * piece..last {
+                let rows = &bytes[pair * PAIR * width..bytes.len().min((pair + 1) * PAIR * width)];
+                // SAFETY: each pair of panels belongs to one piece.
+                pack_pair(format, rows, width, cols, unsafe { out.row(pair) });
+            }
+            release(i * piece * PAIR..rows.min(last * PAIR));
+        });
+        Ok(Weight::Blocks { data, format, rows, cols })
+    }
+
+    fn linear(&self, op: &Linear<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.linear_layers(op.x, None, std::slice::from_ref(op.weights), op.epilogue)
+    }
+
+    fn linear_many(&self, op: &LinearMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.linear_layers(op.x, op.norm, op.weights, Epilogue::NONE)
+    }
+
+    fn lora(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.linear_with_lora(op)
+    }
+
+    fn qkv_prep(&self, op: &QkvPrep<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (heads, qkv) = (op.heads, Mat::<f32>::new(op.qkv));
+        let positions = Mat::<u32>::new(&op.plan.positions).row(0);
+        let prep = |norm: fn(&QkNorm<Cpu>) -> &Norm<Cpu>| Prep {
+            norm: op.qk_norm.map(|n| norm_task(norm(n))),
+            rope: op.rope.map(|rope| (Mat::new(&rope.table), rope.pairs)),
+            dim: heads.dim,
+        };
+        let (for_q, for_k) = (prep(|n| &n.q), prep(|n| &n.k));
+        let writer = CacheWriter::new(self.kernels, op.kv, op.plan, heads.dim);
+        let out = self.alloc(DType::F32, qkv.rows, heads.q_cols())?;
+        let (m, kernels) = (MatMut::<f32>::new(&out), self.kernels);
+        self.by_tokens(qkv.rows, 8 * op.qkv.len(), |scratch, token| {
+            let (q, kv) = qkv.row(token).split_at(heads.q_cols());
+            let (k, v) = kv.split_at(heads.kv_cols());
+            scratch.floats.resize(scratch.floats.len().max(k.len()), 0.0);
+            let turned = &mut scratch.floats[..k.len()];
+            // SAFETY: each token, and so each row, belongs to one piece.
+            unsafe {
+                for_q.run(kernels, q, positions[token], m.row(token));
+                for_k.run(kernels, k, positions[token], turned);
+                writer.put(token, turned, v);
+            }
+        });
+        Ok(out)
+    }
+
+    fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (weights, epilogue, adapters) = (std::slice::from_ref(op.down), op.epilogue, op.adapters);
+        if adapters.is_empty() {
+            return self.linear_layers(&self.gated_up(op)?, None, weights, epilogue);
+        }
+        let x = &self.gated_up_with_lora(op)?; // [rows, width]
+        self.linear_with_lora(&Lora { x, norm: None, weights, epilogue, adapters })
+    }
+
+    fn moe(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        self.moe_phases(op)
+    }
+
+    fn head(&self, op: &Head<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, at, task) = (Mat::<f32>::new(op.x), Mat::<u32>::new(op.rows).row(0), norm_task(op.norm));
+        let k = self.kernels;
+        let normed = self.by_rows(at.len(), x.cols, |_, r, out| match at[r] as usize {
+            row if row < x.rows => (k.norm)(&task, x.row(row), out),
+            _ => out.fill(0.0),
+        })?;
+        self.linear(&Linear { x: &normed, weights: op.weights, epilogue: op.epilogue })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tallow_core::Format;
+    use tallow_core::conformance::Suite;
+
+    use super::*;
+    use crate::arithmetic::Arithmetic;
+    use crate::isa::Isa;
+
+    /// Reference quantization of the input: 8-bit codes with one scale per 256 inputs.
+    fn eight_bits(format: Format, x: &[f32]) -> Vec<f32> {
+        let part = |x: &[f32]| {
+            let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let (scale, by) = (most / 127.0, if most > 0.0 { 127.0 / most } else { 0.0 });
+            x.iter().map(|x| (x * by).round_ties_even() * scale).collect::<Vec<f32>>()
+        };
+        // Float weights are multiplied with unquantized input.
+        if format.is_plain() || format == Format::F8 {
+            x.to_vec()
+        } else {
+            x.chunks(256).flat_map(part).collect()
+        }
+    }
+
+    /// A device with that instruction set, or the scalar one where this machine lacks it.
+    fn cpu(isa: Isa, threads: usize, arithmetic: Arithmetic) -> Cpu {
+        let isa = if isa.is_available() { isa } else { Isa::Scalar };
+        Cpu::new(isa, threads).unwrap().with(arithmetic)
+    }
+
+    /// The conformance suite for every instruction set, with one thread and with several.
+    macro_rules! suites {
+        ($($name:ident: $isa:expr, $threads:literal;)*) => {
+            $(mod $name {
+                use super::*;
+
+                mod exact {
+                    use super::*;
+                    tallow_core::conformance!(Suite::exact(), cpu($isa, $threads, Arithmetic::Exact));
+                }
+
+                mod fast {
+                    use super::*;
+                    tallow_core::conformance!(
+                        Suite::rounding(eight_bits, 8e-3),
+                        cpu($isa, $threads, Arithmetic::Fast)
+                    );
+                }
+            })*
+        };
+    }
+
+    suites! {
+        scalar: Isa::Scalar, 2;
+        avx2: Isa::Avx2, 2;
+        avxvnni: Isa::AvxVnni, 2;
+        best: Isa::best(), 3;
+        one_thread: Isa::best(), 1;
+    }
+
+    #[test]
+    fn what_the_cpu_lacks_is_refused() {
+        for isa in Isa::ALL.into_iter().filter(|isa| !isa.is_available()) {
+            assert!(Cpu::new(isa, 1).is_err());
+        }
+    }
+}

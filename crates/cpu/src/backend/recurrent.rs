@@ -1,0 +1,110 @@
+//! Ops with recurrent state per sequence (causal convolution, gated delta rule), as pieces for the pool.
+
+use tallow_core::ops::{CausalConv, GatedDelta, MOST_KERNEL};
+use tallow_core::{Backend, DType, Result, Span, StateRows, Tensor};
+
+use super::device::Cpu;
+use crate::mat::{Mat, MatMut};
+use crate::recurrent::{BLOCK, CausalConvTask, GatedDeltaTask};
+
+impl Cpu {
+    pub(crate) fn convolution(&self, op: &CausalConv<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, by, k) = (Mat::<f32>::new(op.x), Mat::<f32>::new(op.weight), self.kernels);
+        let (window, to) = (Mat::<f32>::new(op.window), MatMut::<f32>::new(op.window));
+        let (before, cols, host) = (by.rows - 1, x.cols, &op.plan.host);
+        // For each token of the step, its span, and the span's first row.
+        let mut places: Vec<(usize, usize)> = Vec::with_capacity(x.rows);
+        let mut starts = Vec::with_capacity(host.spans.len());
+        for (i, span) in host.spans.iter().enumerate() {
+            starts.push(places.len());
+            places.extend(std::iter::repeat_n((i, places.len()), span.rows));
+        }
+        // Input of a token, where `at` counts from the start of the span's window; `None` before the sequence's first
+        // token.
+        let token = |i: usize, first: usize, at: usize| -> Option<&[f32]> {
+            match at.checked_sub(before) {
+                Some(row) => Some(x.row(first + row)),
+                None if host.spans[i].start == 0 => None,
+                None => Some(&window.row(host.states[i].from as usize)[at * cols..(at + 1) * cols]),
+            }
+        };
+        let out = self.by_rows(x.rows, cols, |_, row, out| {
+            let (i, first) = places[row];
+            let (mut rows, mut count) = ([&[][..]; MOST_KERNEL], 0);
+            for seen in (row - first..=row - first + before).filter_map(|at| token(i, first, at)) {
+                rows[count] = seen;
+                count += 1;
+            }
+            let task = CausalConvTask { by: by.rows(by.rows - count..by.rows), rows: &rows[..count] };
+            (k.causal_conv)(&task, out);
+        })?;
+        for (i, (span, StateRows { to: row, .. })) in host.spans.iter().zip(&host.states).enumerate() {
+            // SAFETY: all state rows of a plan are distinct, so nothing else reads or writes this one.
+            let row = unsafe { to.row(*row as usize) };
+            for (at, to) in row.chunks_exact_mut(cols.max(1)).enumerate() {
+                match token(i, starts[i], span.rows + at) {
+                    Some(from) => to.copy_from_slice(from),
+                    None => to.fill(0.0),
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    pub(crate) fn recall(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (heads, host, k) = (op.heads, &op.plan.host, self.kernels);
+        let gates = self.delta_gates(op)?;
+        let (qk, v, gates) = (Mat::new(op.qk), Mat::new(op.v), Mat::new(&gates));
+        let (from, to) = (Mat::<f32>::new(op.states), MatMut::<f32>::new(op.states));
+        let out = self.alloc(DType::F32, op.v.rows(), op.v.cols())?;
+        let m = MatMut::<f32>::new(&out);
+        let (mut tasks, mut first): (Vec<(GatedDeltaTask<'_>, &Span, StateRows)>, usize) = (Vec::new(), 0);
+        for (span, state) in host.spans.iter().zip(&host.states) {
+            let rows = first..first + span.rows;
+            for head in 0..heads.values {
+                for start in (0..heads.value_dim).step_by(BLOCK) {
+                    let columns = start..heads.value_dim.min(start + BLOCK);
+                    let rows = rows.clone();
+                    tasks.push((
+                        GatedDeltaTask { heads, head, rows, qk, v, gates, out: &m, columns },
+                        span,
+                        *state,
+                    ));
+                }
+            }
+            first = rows.end;
+        }
+        let cost = 4 * (op.v.rows() + host.spans.len()) * heads.state_len();
+        self.share(tasks.len(), cost, |_, i| {
+            let (task, span, state) = &tasks[i];
+            // SAFETY: all state rows of a plan are distinct, and each block of a row belongs to one task.
+            let block = unsafe { to.part(state.to as usize, task.place()) };
+            match span.start {
+                0 => block.fill(0.0),
+                _ => block.copy_from_slice(&from.row(state.from as usize)[task.place()]),
+            }
+            (k.gated_delta)(task, block);
+        });
+        Ok(out)
+    }
+
+    /// Gates of the gated delta rule, per value head: beta = sigmoid(b), then alpha = exp(-rate * softplus(a +
+    /// bias)). [tokens, 2 * value heads]
+    fn delta_gates(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (gates, values) = (Mat::<f32>::new(op.gates), op.heads.values);
+        let (rate, bias) = (Mat::<f32>::new(&op.decay.rate).row(0), Mat::<f32>::new(&op.decay.bias).row(0));
+        self.by_rows(gates.rows, gates.cols, |_, r, out| {
+            let (written, kept) = out.split_at_mut(values);
+            let (a, b) = gates.row(r).split_at(values);
+            for (y, x) in written.iter_mut().zip(a) {
+                *y = 1.0 / (1.0 + (-x).exp());
+            }
+            for (i, (y, x)) in kept.iter_mut().zip(b).enumerate() {
+                let x = x + bias[i];
+                // softplus(x) = ln(1 + eˣ), without overflow for large x.
+                let soft = x.max(0.0) + (-x.abs()).exp().ln_1p();
+                *y = (-rate[i] * soft).exp();
+            }
+        })
+    }
+}

@@ -1,0 +1,499 @@
+//! GEMV: products of a pair of packed panels with a few rows of input. Weights go from memory through registers,
+//! once.
+//!
+//! The same sums in the same order as in [`tiles`](super::tiles), which unpacks weights first: that pays off when many
+//! rows use them.
+//!
+//! ```text
+//! for each chunk of 256 inputs
+//!   for each panel of the pair                        (16 rows of the weight: `L` is a line, 16 x 4 codes)
+//!     for each sub-block of 32 inputs, each step of it (16 or 32 inputs: `PanelShape::step`)
+//!       for each group of 4 inputs: w = 16 x 4 codes, from one to three planes
+//!         for each row i of x:  int_sums[i] += w · x[i][group]                            `dot_group`
+//!       float scales:           f[i]   += scale * int_sums[i] + min * row_sums[i]         `multiply`
+//!       integer scales:         all[i] += scale * int_sums[i]                             `multiply_int`
+//!     sums[i] += x_scale[i] * f[i], or x_scale[i] * (d * all[i] - dmin * (mins · row_sums[i]))
+//! ```
+//!
+//! Codes without mins begin their `int_sums` with a row sum, which corrects for the bias of the codes ([`RowSums`]).
+//!
+//! [`RowSums`]: crate::quantize::RowSums
+//!
+//! One panel after the other, so that memory is read front to back, and so that an input element is used once where
+//! it is loaded and needs no register of its own. The code for each number of rows is a function of its own
+//! ([`Lines::outlined`]); otherwise the compiler runs out of registers, and takes very long.
+
+#![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use super::unpack::{Header, float, group, pairs, prefetch_strided};
+use super::{Kind, Sums};
+use crate::mat::Mat;
+use crate::pack::{
+    CHUNK, HasPackedKind, LINE, PAIR, PackedKind, PackedWeights, ROWS, SUBBLOCK, with_packed_kind,
+};
+use crate::quantize::QuantizedView;
+use crate::simd::{IntKind, Lines, Work, scale_int};
+
+/// A pair of panels, to be multiplied with a few rows.
+pub(crate) struct GemvTask<'a> {
+    pub w: PackedWeights<'a>,
+    pub pair: usize,
+    pub x: GemvRows<'a>,
+    /// Rows of the input.
+    pub rows: Range<usize>,
+    /// One for each of `rows`.
+    pub sums: &'a mut [Sums],
+}
+
+/// Rows of input, quantized or f32.
+#[derive(Clone, Copy)]
+pub(crate) enum GemvRows<'a> {
+    Quantized(QuantizedView<'a>),
+    /// For float weights.
+    Plain(Mat<'a, f32>),
+}
+
+/// All rows, as many at a time as fit into registers, avoiding remainders of one or two rows where possible.
+#[inline(always)]
+pub(crate) unsafe fn gemv<L: Lines>(t: &mut GemvTask<'_>) {
+    let mut row = 0;
+    while row < t.sums.len() {
+        // SAFETY: the caller upholds the same contract.
+        row += unsafe {
+            match (t.sums.len() - row).min(L::GEMV_MAX_ROWS) {
+                1 => some_rows::<L, 1>(t, row),
+                2 => some_rows::<L, 2>(t, row),
+                3 => some_rows::<L, 3>(t, row),
+                4 | 5 => some_rows::<L, 4>(t, row),
+                6 | 7 => some_rows::<L, 6>(t, row),
+                8..=11 => some_rows::<L, 8>(t, row),
+                _ => some_rows::<L, 12>(t, row),
+            }
+        };
+    }
+}
+
+/// `T` rows from `row` on. Returns `T`.
+#[inline(always)]
+unsafe fn some_rows<L: Lines, const T: usize>(t: &mut GemvTask<'_>, row: usize) -> usize {
+    if T <= L::GEMV_MAX_ROWS
+        && let Some(sums) = t.sums[row..].first_chunk_mut::<T>()
+    {
+        let (w, pair, x, first) = (t.w, t.pair, t.x, t.rows.start + row);
+        // SAFETY: the caller has the instruction set.
+        with_packed_kind!(w.layout.kind, F => unsafe {
+            L::outlined(SomeRows { w, pair, x, first, sums, kind: PhantomData::<F> });
+        });
+    }
+    T
+}
+
+/// A pair of panels, to be multiplied with `T` rows.
+struct SomeRows<'a, F, const T: usize> {
+    w: PackedWeights<'a>,
+    pair: usize,
+    x: GemvRows<'a>,
+    first: usize,
+    sums: &'a mut [Sums; T],
+    kind: PhantomData<F>,
+}
+
+impl<L: Lines, F: HasPackedKind, const T: usize> Work<L> for SomeRows<'_, F, T> {
+    #[inline(always)]
+    unsafe fn run(self) {
+        let is_plain = const { F::SHAPE.is_plain() };
+        // SAFETY: the caller upholds the same contract.
+        unsafe {
+            match self.x {
+                GemvRows::Quantized(x) if !is_plain => self.quantized::<L>(x),
+                GemvRows::Plain(x) if is_plain => self.plain::<L>(x),
+                _ => debug_assert!(false, "input of another kind than weights"),
+            }
+        }
+    }
+}
+
+impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
+    /// Quantized weights: all chunks.
+    #[inline(always)]
+    unsafe fn quantized<L: Lines>(self, x: QuantizedView<'_>) {
+        if const { matches!(F::KIND, PackedKind::EightF16) } && self.w.cols == SUBBLOCK {
+            // SAFETY: the caller upholds the same contract.
+            return unsafe { self.one_subblock::<L>(x) };
+        }
+        let (sums, table) = (self.sums.as_mut_ptr().cast::<f32>(), &self.w.layout.table);
+        for start in (0..self.w.cols).step_by(CHUNK) {
+            let inputs = start..self.w.cols.min(start + CHUNK);
+            let (codes, scales, row_sums) = x.chunk(self.first..self.first + T, &inputs);
+            let mut scratch;
+            // A single row has no distance to others, so it need not be copied.
+            let rows = if inputs.len() == CHUNK || T == 1 {
+                let (codes, scales, row_sums) = (codes.as_ptr(), scales.as_ptr(), row_sums.as_ptr());
+                Rows { codes, scales, row_sums, table, kind: PhantomData::<F> }
+            } else {
+                scratch = Spread::<T>::EMPTY;
+                scratch.fill(codes, scales, row_sums, table)
+            };
+            for p in 0..self.w.panels {
+                let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
+                // SAFETY: the chunk is of kind `F` with `n` inputs, `rows` has its codes, scales and sums, and there
+                // are sums for T rows; the caller has the instruction set.
+                unsafe {
+                    if !const { F::SHAPE.has_int_scales() } {
+                        multiply::<L, F, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
+                    } else {
+                        // Blocks of these formats are full chunks (256 weights).
+                        assert!(n == CHUNK);
+                        multiply_int::<L, F, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Weights of a single sub-block of 8-bit codes, as `lora_b` of low rank: so little work that the overhead of the
+    /// loops over sub-blocks would dominate.
+    #[inline(always)]
+    unsafe fn one_subblock<L: Lines>(self, x: QuantizedView<'_>) {
+        let (codes, scales, row_sums) = x.chunk(self.first..self.first + T, &(0..SUBBLOCK));
+        for p in 0..self.w.panels {
+            let (chunk, _) = self.w.chunk(2 * self.pair + p, 0);
+            let lines = chunk[LINE..].chunks_exact(LINE).take(self.w.groups());
+            // SAFETY: the chunk begins with its scales, and rows have codes for a sub-block, a scale and a row sum
+            // each; the caller has the instruction set.
+            unsafe {
+                let mut int_sums = [L::words(0); T];
+                for i in 0..T {
+                    int_sums[i] = L::repeat(row_sums[i..].as_ptr().cast());
+                }
+                for (group, line) in lines.enumerate() {
+                    let w = L::load(line.as_ptr());
+                    let w = if L::BIASED { L::xor(w, L::bytes(0x80)) } else { w };
+                    for i in 0..T {
+                        int_sums[i] = L::dot4::<true>(
+                            int_sums[i],
+                            w,
+                            L::repeat(codes[i * SUBBLOCK + 4 * group..].as_ptr()),
+                        );
+                    }
+                }
+                let scale = L::widen_f16(chunk.as_ptr());
+                for i in 0..T {
+                    let f = L::fma(L::to_f32(int_sums[i]), scale, L::splat(0.0));
+                    let sums = self.sums[i].0[p].as_mut_ptr();
+                    L::store_f32(sums, L::fma(f, L::splat(scales[i]), L::load_f32(sums)));
+                }
+            }
+        }
+    }
+
+    /// Float weights: all chunks.
+    #[inline(always)]
+    unsafe fn plain<L: Lines>(self, x: Mat<'_, f32>) {
+        let sums = self.sums.as_mut_ptr().cast::<f32>();
+        let mut scratch;
+        for start in (0..self.w.cols).step_by(CHUNK) {
+            let inputs = start..self.w.cols.min(start + CHUNK);
+            // A single row has no distance to others, so it need not be copied.
+            let rows = if T == 1 {
+                x.row(self.first)[inputs].as_ptr()
+            } else {
+                scratch = [[0.0; CHUNK]; T];
+                for i in 0..T {
+                    scratch[i][..inputs.len()].copy_from_slice(&x.row(self.first + i)[inputs.clone()]);
+                }
+                scratch.as_ptr().cast()
+            };
+            for p in 0..self.w.panels {
+                let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
+                // SAFETY: the chunk is of kind `F` with `n` inputs, and there are sums for T rows; the caller has the
+                // instruction set.
+                unsafe { multiply_plain::<L, F, T>(chunk.as_ptr(), n, rows, sums.add(p * ROWS)) };
+            }
+        }
+    }
+}
+
+/// The same inputs (at most a chunk) of some rows, at the distance of full chunks: so offsets between rows are known
+/// at compile time.
+struct Rows<'a, F> {
+    codes: *const u8,
+    scales: *const f32,
+    row_sums: *const u32,
+    /// Values of the weights' codes, where they index a table.
+    table: &'a [i8; 16],
+    kind: PhantomData<F>,
+}
+
+impl<F: HasPackedKind> Rows<'_, F> {
+    /// Distance between the row sums of two rows.
+    const ROW_SUMS: usize =
+        CHUNK / F::SHAPE.run / if F::SHAPE.has_int_scales() && F::SHAPE.has_mins() { 2 } else { 1 };
+}
+
+/// Rows of less than a chunk, copied to the distance of full chunks.
+struct Spread<const T: usize> {
+    codes: [[u8; CHUNK]; T],
+    row_sums: [[u32; CHUNK / 16]; T],
+}
+
+impl<const T: usize> Spread<T> {
+    const EMPTY: Spread<T> = Spread { codes: [[0; _]; _], row_sums: [[0; _]; _] };
+
+    #[inline(always)]
+    fn fill<'a, F: HasPackedKind>(
+        &mut self,
+        codes: &[u8],
+        scales: &[f32],
+        row_sums: &[u32],
+        table: &'a [i8; 16],
+    ) -> Rows<'a, F> {
+        spread(codes, self.codes.as_flattened_mut(), T, CHUNK);
+        spread(row_sums, self.row_sums.as_flattened_mut(), T, Rows::<F>::ROW_SUMS);
+        Rows {
+            codes: self.codes.as_ptr().cast(),
+            scales: scales.as_ptr(),
+            row_sums: self.row_sums.as_ptr().cast(),
+            table,
+            kind: PhantomData,
+        }
+    }
+}
+
+/// Copies contiguous rows to a stride of `stride` elements.
+fn spread<T: Copy>(from: &[T], to: &mut [T], rows: usize, stride: usize) {
+    for (from, to) in from.chunks_exact(from.len() / rows).zip(to.chunks_mut(stride)) {
+        to[..from.len()].copy_from_slice(from);
+    }
+}
+
+/// Adds to the sums of `T` rows, [`PAIR`] elements apart, their products with a chunk of codes of a panel.
+#[inline(always)]
+unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
+    from: *const u8,
+    inputs: usize,
+    x: &Rows<'_, F>,
+    sums: *mut f32,
+) {
+    let shape = const { F::SHAPE };
+    // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
+    // instruction set.
+    unsafe {
+        let header = Header::<L>::new::<F>(from, inputs);
+        let mut f = [L::splat(0.0); T];
+        for at in 0..inputs / SUBBLOCK {
+            let planes = from.add(shape.head(inputs) + at * LINE * shape.bits);
+            prefetch_strided::<L>(planes, planes.add(LINE * shape.bits));
+            for line in 0..shape.bits {
+                L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
+            }
+            for r in 0..SUBBLOCK / shape.run {
+                let run = at * (SUBBLOCK / shape.run) + r;
+                let row_sums = x.row_sums.add(run);
+                let mut int_sums = [L::words(0); T];
+                if !shape.has_mins() {
+                    for i in 0..T {
+                        int_sums[i] = L::repeat(row_sums.add(i * Rows::<F>::ROW_SUMS).cast());
+                    }
+                }
+                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), x.table);
+                let (scale, min) = header.run::<F>(run);
+                for i in 0..T {
+                    f[i] = L::fma(L::to_f32(int_sums[i]), scale, f[i]);
+                    if shape.has_mins() {
+                        let row_sum = f32::from_bits(*row_sums.add(i * Rows::<F>::ROW_SUMS));
+                        f[i] = L::fma(min, L::splat(row_sum), f[i]);
+                    }
+                }
+                // Without this the compiler keeps lines that several steps read, in more registers than there are.
+                compiler_fence(Ordering::SeqCst);
+            }
+        }
+        for i in 0..T {
+            let to = sums.add(PAIR * i);
+            L::store_f32(to, L::fma(f[i], L::splat(*x.scales.add(i)), L::load_f32(to)));
+        }
+    }
+}
+
+/// The same for integer scales, where all products of a chunk are summed without rounding.
+#[inline(always)]
+unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
+    from: *const u8,
+    x: &Rows<'_, F>,
+    sums: *mut f32,
+) {
+    let shape = const { F::SHAPE };
+    let (step, min_pairs) = const { (Kind::<F>::STEP, Kind::<F>::MINS) };
+    // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
+    // instruction set.
+    unsafe {
+        let header = Header::<L>::new::<F>(from, CHUNK);
+        let mut all = [L::words(0); T];
+        for at in 0..CHUNK / SUBBLOCK {
+            let planes = from.add(shape.head(CHUNK) + at * LINE * shape.bits);
+            prefetch_strided::<L>(planes, planes.add(LINE * shape.bits));
+            for line in 0..shape.bits {
+                L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
+            }
+            for r in 0..SUBBLOCK / step {
+                let i_step = at * (SUBBLOCK / step) + r;
+                let mut int_sums = [L::words(0); T];
+                if min_pairs == 0 {
+                    for i in 0..T {
+                        int_sums[i] = L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS + i_step).cast());
+                    }
+                }
+                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), x.table);
+                let by = header.by::<F>(i_step);
+                for i in 0..T {
+                    all[i] = match const { Kind::<F>::NARROW } {
+                        true => L::dot2::<true>(all[i], int_sums[i], by),
+                        false => L::mul_add(int_sums[i], by, all[i]),
+                    };
+                }
+                // As above.
+                compiler_fence(Ordering::SeqCst);
+            }
+        }
+        let scales = header.scales();
+        let mut mins = [L::words(0); T];
+        for pair in 0..min_pairs {
+            let min = header.mins::<F>(pair);
+            for i in 0..T {
+                mins[i] = L::dot2::<false>(
+                    mins[i],
+                    min,
+                    L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS + pair).cast()),
+                );
+            }
+        }
+        for i in 0..T {
+            let to = sums.add(PAIR * i);
+            let row = x.scales.add(i);
+            L::store_f32(to, scale_int::<L, Kind<F>>(all[i], mins[i], scales, row, L::load_f32(to)));
+        }
+    }
+}
+
+/// Adds the products of step `r` of a sub-block. Integer sums are exact in any order: groups that share a line are
+/// adjacent.
+#[inline(always)]
+unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
+    int_sums: &mut [L::I; T],
+    r: usize,
+    planes: *const u8,
+    codes: *const u8,
+    table: &[i8; 16],
+) {
+    // SAFETY: the caller upholds the same contract.
+    unsafe {
+        let all = const { F::SHAPE.step() == SUBBLOCK };
+        if all || r == 0 {
+            dot_group::<L, F, T, 0>(int_sums, planes, codes, table);
+        }
+        if all || r == 1 {
+            dot_group::<L, F, T, 4>(int_sums, planes, codes, table);
+        }
+        if all || r == 0 {
+            dot_group::<L, F, T, 1>(int_sums, planes, codes, table);
+        }
+        if all || r == 1 {
+            dot_group::<L, F, T, 5>(int_sums, planes, codes, table);
+        }
+        if all || r == 0 {
+            dot_group::<L, F, T, 2>(int_sums, planes, codes, table);
+        }
+        if all || r == 1 {
+            dot_group::<L, F, T, 6>(int_sums, planes, codes, table);
+        }
+        if all || r == 0 {
+            dot_group::<L, F, T, 3>(int_sums, planes, codes, table);
+        }
+        if all || r == 1 {
+            dot_group::<L, F, T, 7>(int_sums, planes, codes, table);
+        }
+    }
+}
+
+/// Adds the products of group `G` (four inputs) of a sub-block.
+#[inline(always)]
+unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
+    int_sums: &mut [L::I; T],
+    planes: *const u8,
+    codes: *const u8,
+    table: &[i8; 16],
+) {
+    // SAFETY: the caller guarantees a sub-block at `planes` and its codes, and has the instruction set.
+    unsafe {
+        let w = group::<L, F, G>(planes, table);
+        for i in 0..T {
+            let a = L::repeat(codes.add(i * CHUNK + 4 * G));
+            int_sums[i] = match const { F::SHAPE.is_wide() } {
+                true => L::dot4::<true>(int_sums[i], w, a),
+                false => L::dot4::<false>(int_sums[i], w, a),
+            };
+        }
+    }
+}
+
+/// Adds to the sums of `T` rows, [`PAIR`] elements apart, their products with a chunk of floats of a panel. Rows of
+/// `x` are [`CHUNK`] elements apart.
+#[inline(always)]
+unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize>(
+    from: *const u8,
+    inputs: usize,
+    x: *const f32,
+    sums: *mut f32,
+) {
+    /// Inputs whose weights are prefetched together.
+    const SOME: usize = 8;
+    let bytes = const { F::SHAPE.bits / 8 * ROWS };
+    // SAFETY: the chunk and the rows of `x` have `inputs` inputs, and there are `T` sums; the caller has the
+    // instruction set.
+    unsafe {
+        let mut f = [L::splat(0.0); T];
+        for i in 0..T {
+            f[i] = L::load_f32(sums.add(PAIR * i));
+        }
+        let (scales, from) = (from, from.add(const { F::SHAPE }.head(inputs)));
+        for some in (0..inputs).step_by(SOME) {
+            let w = from.add(some * bytes);
+            let scales = scales.wrapping_add(some / SUBBLOCK * LINE);
+            prefetch_strided::<L>(w, w.wrapping_add(SOME * bytes));
+            for k in (some..inputs.min(some + SOME)).step_by(2) {
+                let two = from.add(k * bytes);
+                for odd in 0..2 {
+                    if k + odd == inputs {
+                        break;
+                    }
+                    let w = number::<L, F>(two, odd, scales);
+                    for i in 0..T {
+                        f[i] = L::fma(w, L::splat(*x.add(i * CHUNK + k + odd)), f[i]);
+                    }
+                }
+            }
+        }
+        for i in 0..T {
+            L::store_f32(sums.add(PAIR * i), f[i]);
+        }
+    }
+}
+
+/// Weights of the first or the second of two inputs as f32, times `scales` if they have any (FP8).
+#[inline(always)]
+unsafe fn number<L: Lines, F: HasPackedKind>(two: *const u8, i: usize, scales: *const u8) -> L::F {
+    // SAFETY: the caller guarantees the weights of that input, and has the instruction set.
+    unsafe {
+        match F::KIND {
+            PackedKind::BF16 => pairs::<L>(two)[i],
+            PackedKind::F16 => L::widen_f16(two.add(i * LINE / 2)),
+            PackedKind::EightFloats => float::<L>(two.add(i * ROWS), scales),
+            _ => L::load_f32(two.add(i * LINE).cast()),
+        }
+    }
+}

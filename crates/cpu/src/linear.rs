@@ -1,0 +1,256 @@
+//! A thread's part of linear layers, y = x Wᵀ + b: GEMV for a few rows; otherwise GEMM, which unpacks a chunk of
+//! weights, multiplies it with every row of the input, and goes on to the next.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+
+use crate::gemm::{Chunk, Finish, FloatGemmTask, GemmTask, GemvRows, GemvTask, OutputTask, Plain, Sums};
+use crate::kernels::Kernels;
+use crate::mat::{Mat, MatMut};
+use crate::pack::{CHUNK, PAIR, PackedWeights, ROWS};
+use crate::quantize::{QuantizedView, RowSums};
+use crate::simd::prefetch_slice;
+
+/// Rows of input per block, so that their sums stay in a near cache.
+const BLOCK_ROWS: usize = 512;
+
+/// A weight matrix [outputs, inputs].
+#[derive(Clone, Copy)]
+pub(crate) enum MatrixSource<'a> {
+    /// Packed panels.
+    Packed(PackedWeights<'a>),
+    /// Rows of floats, as a tensor has them.
+    F32(Mat<'a, f32>),
+    F16(Mat<'a, f16>),
+    BF16(Mat<'a, bf16>),
+}
+
+impl MatrixSource<'_> {
+    /// Inputs of the layer, as kernels see them.
+    pub(crate) fn cols(&self) -> usize {
+        match self {
+            MatrixSource::Packed(p) => p.cols,
+            MatrixSource::F32(m) => m.cols,
+            MatrixSource::F16(m) => m.cols,
+            MatrixSource::BF16(m) => m.cols,
+        }
+    }
+
+    /// Row sums that it needs of quantized input; `None` if it is multiplied with f32.
+    pub(crate) fn row_sums(&self, k: &Kernels) -> Option<RowSums> {
+        match self {
+            MatrixSource::Packed(p) if !p.layout.shape.is_plain() => Some(RowSums::of(p.layout, k.biased)),
+            _ => None,
+        }
+    }
+
+    /// Prefetches a pair of panels.
+    pub(crate) fn prefetch(&self, pair: usize) {
+        if let MatrixSource::Packed(p) = self {
+            prefetch_slice(p.pairs.row(pair));
+        }
+    }
+
+    /// Dequantizes one row to f32.
+    pub(crate) fn unpack_row(&self, k: &Kernels, row: usize, scratch: &mut LinearScratch, out: &mut [f32]) {
+        match self {
+            MatrixSource::F32(m) => out.copy_from_slice(m.row(row)),
+            MatrixSource::F16(m) => out.iter_mut().zip(m.row(row)).for_each(|(o, x)| *o = x.to_f32()),
+            MatrixSource::BF16(m) => out.iter_mut().zip(m.row(row)).for_each(|(o, x)| *o = x.to_f32()),
+            MatrixSource::Packed(p) => {
+                for (i, out) in out.chunks_mut(CHUNK).enumerate() {
+                    let (from, inputs) = p.chunk(row / ROWS, i);
+                    let (chunk, plain) = (&mut scratch.chunks[0], &mut scratch.plain[0]);
+                    (k.unpack_plain)(p.layout, from, inputs, chunk, plain);
+                    out.iter_mut().zip(&plain.0).for_each(|(o, x)| *o = x[row % ROWS]);
+                }
+            }
+        }
+    }
+
+    /// Dequantizes a chunk of a pair of panels to f32. Rows past the last have arbitrary values.
+    fn unpack_pair(&self, k: &Kernels, pair: usize, inputs: Range<usize>, scratch: &mut LinearScratch) {
+        match self {
+            MatrixSource::Packed(p) => {
+                for i in 0..p.panels {
+                    let (from, inputs) = p.chunk(2 * pair + i, inputs.start / CHUNK);
+                    let (chunk, plain) = (&mut scratch.chunks[0], &mut scratch.plain[i]);
+                    (k.unpack_plain)(p.layout, from, inputs, chunk, plain);
+                }
+            }
+            MatrixSource::F32(m) => transpose(m, pair, inputs, &mut scratch.plain, |x| x),
+            MatrixSource::F16(m) => transpose(m, pair, inputs, &mut scratch.plain, f16::to_f32),
+            MatrixSource::BF16(m) => transpose(m, pair, inputs, &mut scratch.plain, bf16::to_f32),
+        }
+    }
+}
+
+/// Interleaves some inputs of the rows of a pair of panels, as f32.
+fn transpose<T: bytemuck::Pod>(
+    m: &Mat<'_, T>,
+    pair: usize,
+    inputs: Range<usize>,
+    out: &mut [Plain; 2],
+    number: impl Fn(T) -> f32,
+) {
+    for row in pair * PAIR..m.rows.min((pair + 1) * PAIR) {
+        let plain = &mut out[row / ROWS % 2];
+        for (to, x) in plain.0.iter_mut().zip(&m.row(row)[inputs.clone()]) {
+            to[row % ROWS] = number(*x);
+        }
+    }
+}
+
+/// Scratch memory of a thread for linear layers.
+pub(crate) struct LinearScratch {
+    chunks: Box<[Chunk; 2]>,
+    plain: Box<[Plain; 2]>,
+    /// Sums of the current pair of panels.
+    pub sums: Vec<Sums>,
+    /// Sums of gate and up.
+    pub gate_up: [Vec<Sums>; 2],
+}
+
+impl Default for LinearScratch {
+    fn default() -> LinearScratch {
+        LinearScratch {
+            chunks: Box::new([const { Chunk::EMPTY }; 2]),
+            plain: Box::new([const { Plain::EMPTY }; 2]),
+            sums: Vec::new(),
+            gate_up: Default::default(),
+        }
+    }
+}
+
+/// A weight and its input.
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    /// [outputs, inputs]
+    pub w: MatrixSource<'a>,
+    /// [rows, inputs], or no columns where the weight takes `quantized`.
+    pub x: Mat<'a, f32>,
+    /// The quantized input, if the weight is multiplied with that.
+    pub quantized: Option<QuantizedView<'a>>,
+}
+
+/// What is added to the sums of a layer before its epilogue: LoRA deltas.
+pub(crate) trait AddToSums: Sync {
+    /// Prefetches what is read for a pair of panels.
+    fn prefetch(&self, pair: usize);
+
+    /// Adds to the sums of a pair of panels with `rows`.
+    fn add(
+        &self,
+        k: &Kernels,
+        pair: usize,
+        rows: Range<usize>,
+        scratch: &mut LinearScratch,
+        sums: &mut [Sums],
+    );
+}
+
+/// A linear layer with its epilogue, for some rows.
+pub(crate) struct LinearTask<'a> {
+    pub product: Product<'a>,
+    pub delta: Option<&'a dyn AddToSums>,
+    /// Rows to compute. Other rows of the product are not touched.
+    pub rows: Range<usize>,
+    pub output: OutputTask<'a>,
+}
+
+impl<'a> LinearTask<'a> {
+    /// The product without an epilogue.
+    pub(crate) fn plain(product: Product<'a>, rows: Range<usize>, out: MatMut<'a, f32>) -> LinearTask<'a> {
+        let output = OutputTask { out, bias: None, scale: 1.0, softcap: None, residual: None };
+        LinearTask { product, delta: None, rows, output }
+    }
+
+    /// Number of outputs.
+    pub(crate) fn outputs(&self) -> usize {
+        self.output.out.cols
+    }
+
+    /// Approximate number of multiplications.
+    pub(crate) fn cost(&self) -> usize {
+        self.rows.len() * self.outputs() * self.product.w.cols()
+    }
+}
+
+/// Blocks of at most `BLOCK_ROWS` rows.
+pub(crate) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    rows.clone().step_by(BLOCK_ROWS).map(move |first| first..rows.end.min(first + BLOCK_ROWS))
+}
+
+/// Computes some of the task's outputs, which no other thread computes.
+pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, scratch: &mut LinearScratch) {
+    if outputs.is_empty() {
+        return;
+    }
+    let pairs = outputs.start / PAIR..outputs.end.div_ceil(PAIR);
+    for rows in blocks(t.rows.clone()) {
+        for pair in pairs.clone() {
+            multiply(k, &t.product, t.delta, pair, rows.clone(), scratch);
+            // Outputs of this pair that are ours.
+            let outputs = outputs.start.max(pair * PAIR)..outputs.end.min((pair + 1) * PAIR);
+            let (task, sums, rows) = (&t.output, &scratch.sums, rows.clone());
+            (k.finish)(&Finish { task, sums, rows, outputs, first: pair * PAIR });
+        }
+    }
+}
+
+/// Writes the sums of a pair of panels with some rows, plus `delta`, to `scratch.sums`.
+pub(crate) fn multiply(
+    k: &Kernels,
+    t: &Product<'_>,
+    delta: Option<&dyn AddToSums>,
+    pair: usize,
+    rows: Range<usize>,
+    scratch: &mut LinearScratch,
+) {
+    if let Some(delta) = delta {
+        delta.prefetch(pair);
+    }
+    let mut sums = std::mem::take(&mut scratch.sums);
+    sums.clear();
+    sums.resize(rows.len(), Sums::ZERO);
+    add_product(k, t, pair, rows.clone(), scratch, &mut sums);
+    if let Some(delta) = delta {
+        delta.add(k, pair, rows, scratch, &mut sums);
+    }
+    scratch.sums = sums;
+}
+
+/// Adds the products of a pair of panels with some rows to `sums`.
+pub(crate) fn add_product(
+    k: &Kernels,
+    t: &Product<'_>,
+    pair: usize,
+    rows: Range<usize>,
+    scratch: &mut LinearScratch,
+    sums: &mut [Sums],
+) {
+    if let MatrixSource::Packed(w) = t.w
+        && rows.len() <= k.gemv_max_rows
+        && (t.quantized.is_some() || w.layout.shape.is_plain())
+    {
+        let x = t.quantized.map_or(GemvRows::Plain(t.x), GemvRows::Quantized);
+        return (k.gemv)(&mut GemvTask { w, pair, x, rows, sums });
+    }
+    for start in (0..t.w.cols()).step_by(CHUNK) {
+        let inputs = start..t.w.cols().min(start + CHUNK);
+        if let (Some(x), MatrixSource::Packed(p)) = (t.quantized, &t.w) {
+            for (i, chunk) in scratch.chunks.iter_mut().enumerate().take(p.panels) {
+                let (from, inputs) = p.chunk(2 * pair + i, start / CHUNK);
+                (k.unpack)(p.layout, from, inputs, chunk);
+            }
+            let (layout, first, sums) = (p.layout, rows.start, &mut *sums);
+            let (chunks, panels) = (&mut *scratch.chunks, p.panels);
+            (k.gemm)(&mut GemmTask { chunks, panels, layout, x, first, inputs, sums });
+        } else {
+            t.w.unpack_pair(k, pair, inputs.clone(), scratch);
+            let (x, inputs) = (t.x.rows(rows.clone()), inputs.start..inputs.end.min(t.x.cols));
+            (k.gemm_float)(&mut FloatGemmTask { plain: &scratch.plain, x, inputs, sums });
+        }
+    }
+}

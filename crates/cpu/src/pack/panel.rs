@@ -1,0 +1,127 @@
+//! Geometry of a panel: its rows, chunks, sub-blocks and lines, and where scales and codes lie in a chunk
+//! ([`PanelShape`]).
+
+/// Rows of a panel.
+pub(crate) const ROWS: usize = 16;
+/// Rows of a pair of panels.
+pub(crate) const PAIR: usize = 2 * ROWS;
+/// Inputs of a chunk.
+pub(crate) const CHUNK: usize = 256;
+/// Inputs of a sub-block, whose code planes lie together.
+pub(crate) const SUBBLOCK: usize = 32;
+/// Bytes of a line.
+pub(crate) const LINE: usize = 64;
+
+/// Scales at the head of a chunk, 16 values each, one per row.
+///
+/// Where the chunk's f16 or f32 scales are multiplied by integers of its runs, all products of the chunk are summed
+/// in integers, without rounding ([`PanelShape::has_int_scales`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scales {
+    /// None: the weights are floats.
+    Plain,
+    /// One f32 for each run of FP8 codes.
+    PlainF32,
+    /// One f16 scale per run.
+    F16,
+    /// Two f16 per run: scale and min, which is added.
+    F16Add,
+    /// One f32 for the chunk, and an `i8` factor per run.
+    Bytes,
+    /// Two f16 for the chunk, d and dmin. Per run, a byte that multiplies d (the scale), and a byte that multiplies
+    /// dmin (the min, which is subtracted).
+    BytesMin,
+    /// The same with both factors in the nibbles of one byte.
+    NibblesMin,
+    /// One f32 for the chunk.
+    F32,
+    /// One power-of-two exponent (E8M0) per run.
+    Exponents,
+}
+
+/// How codes and scales lie in a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PanelShape {
+    /// Bits of a code.
+    pub bits: usize,
+    /// Whether codes index a table of values.
+    pub looked_up: bool,
+    /// Inputs that share a scale: 16 or 32.
+    pub run: usize,
+    pub scales: Scales,
+}
+
+impl PanelShape {
+    /// Whether weights are floats, without integer codes.
+    pub(crate) const fn is_plain(&self) -> bool {
+        matches!(self.scales, Scales::Plain | Scales::PlainF32)
+    }
+
+    /// Whether codes (after the table lookup, if any) are signed bytes.
+    pub(crate) const fn is_wide(&self) -> bool {
+        self.bits == 8 || self.looked_up
+    }
+
+    /// Whether all products of a chunk are summed in integers: its runs have integer factors of one scale, or no
+    /// factors.
+    pub(crate) const fn has_int_scales(&self) -> bool {
+        matches!(self.scales, Scales::Bytes | Scales::BytesMin | Scales::NibblesMin | Scales::F32)
+    }
+
+    /// Whether the sum of products of 16 codes with `i8` inputs fits into 16 bits.
+    pub(crate) const fn is_narrow(&self) -> bool {
+        !self.is_wide() && self.bits <= 4
+    }
+
+    /// Inputs whose products are summed before they are scaled.
+    pub(crate) const fn step(&self) -> usize {
+        if self.has_int_scales() && self.is_narrow() { 16 } else { self.run }
+    }
+
+    /// Whether runs have a min, which is subtracted or added.
+    pub(crate) const fn has_mins(&self) -> bool {
+        matches!(self.scales, Scales::F16Add | Scales::BytesMin | Scales::NibblesMin)
+    }
+
+    /// Bytes of the header before the codes of a chunk.
+    pub(crate) const fn head(&self, inputs: usize) -> usize {
+        let runs = inputs.div_ceil(self.run);
+        let bytes = match self.scales {
+            Scales::Plain => 0,
+            Scales::F16 => runs * 32,
+            Scales::F16Add => runs * 64,
+            Scales::Bytes | Scales::NibblesMin => 64 + runs * ROWS,
+            Scales::BytesMin => 64 + 2 * runs * ROWS,
+            Scales::F32 => 64,
+            Scales::PlainF32 => runs * 64,
+            Scales::Exponents => runs * ROWS,
+        };
+        bytes.next_multiple_of(LINE)
+    }
+
+    /// Inputs that kernels compute for `inputs`: whole sub-blocks, where there are codes.
+    pub(crate) const fn int_inputs(&self, inputs: usize) -> usize {
+        if self.is_plain() { inputs } else { inputs.next_multiple_of(SUBBLOCK) }
+    }
+
+    /// Bytes of a chunk of a panel. 8-bit codes are stored in lines of 4 inputs, without lines past the last input.
+    pub(crate) const fn chunk(&self, inputs: usize) -> usize {
+        match self.scales {
+            Scales::Plain => (inputs * ROWS * self.bits / 8).next_multiple_of(LINE),
+            _ if self.bits == 8 => self.head(inputs) + inputs.div_ceil(4) * LINE,
+            _ => self.head(inputs) + inputs.div_ceil(SUBBLOCK) * LINE * self.bits,
+        }
+    }
+
+    /// Bytes that kernels read past the end of a panel: codes of padding inputs, which are multiplied with zeros,
+    /// whatever they are.
+    pub(crate) const fn tail_inputs(&self, cols: usize) -> usize {
+        self.panel(self.int_inputs(cols)) - self.panel(cols)
+    }
+
+    /// Bytes of a panel.
+    pub(crate) const fn panel(&self, cols: usize) -> usize {
+        let rest = cols % CHUNK;
+        cols / CHUNK * self.chunk(CHUNK) + if rest == 0 { 0 } else { self.chunk(rest) }
+    }
+}

@@ -1,0 +1,77 @@
+//! Peak rates of the machine (roofline): memory reads, and multiply-adds.
+//!
+//! # Safety
+//!
+//! As for [`kernels`](crate::kernels): call only on a CPU that has the instruction set of `S` or `L`, with exclusive
+//! access to the output that is passed.
+
+use crate::gemm::prefetch_strided;
+use crate::pack::LINE;
+use crate::simd::{Lines, Simd};
+
+/// Independent accumulators that keep every unit busy: more than latency times units, fewer than registers.
+const CHAINS: usize = 12;
+
+/// XOR of the bits of all elements, read as fast as possible: prefetched like weights.
+#[inline(always)]
+pub(crate) unsafe fn read<L: Lines>(x: &[f32], bits: &mut u32) {
+    const LINES: usize = 8;
+    // SAFETY: the loop stays within the slice; the caller guarantees the instruction set.
+    unsafe {
+        let mut all = [L::bytes(0); LINES];
+        for chunk in x.as_chunks::<{ LINES * LINE / 4 }>().0 {
+            let p = chunk.as_ptr().cast::<u8>();
+            prefetch_strided::<L>(p, p.add(LINES * LINE));
+            for (i, all) in all.iter_mut().enumerate() {
+                *all = L::xor(*all, L::load(p.add(i * LINE)));
+            }
+        }
+        let mut words = [0; LINE / 4];
+        for line in all {
+            let mut these = [0u32; LINE / 4];
+            L::store(these.as_mut_ptr().cast(), line);
+            words.iter_mut().zip(these).for_each(|(w, t)| *w ^= t);
+        }
+        *bits = words.iter().fold(0, |all, w| all ^ w);
+    }
+}
+
+/// Multiply-adds of bytes, `rounds` times per chain; `count` becomes the number of operations.
+#[inline(always)]
+pub(crate) unsafe fn multiply_int8<L: Lines>(rounds: usize, count: &mut u64) {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let (w, a) = (L::bytes(std::hint::black_box(3)), L::bytes(std::hint::black_box(2)));
+        let mut chains = [L::words(0); CHAINS];
+        for _ in 0..rounds {
+            for c in &mut chains {
+                *c = L::dot4::<false>(*c, w, a);
+            }
+        }
+        let mut words = [0u32; LINE / 4];
+        for c in chains {
+            L::store(words.as_mut_ptr().cast(), c);
+            // The result must be used, or the compiler removes the loop.
+            std::hint::black_box(&words);
+        }
+    }
+    *count = (2 * rounds * CHAINS * LINE) as u64;
+}
+
+/// FMAs of `f32`, `rounds` times per chain; `count` becomes the number of operations.
+#[inline(always)]
+pub(crate) unsafe fn multiply<S: Simd>(rounds: usize, count: &mut u64) {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let (scale, shift) = (S::splat(std::hint::black_box(0.999)), S::splat(std::hint::black_box(0.001)));
+        let mut chains = [S::splat(1.0); CHAINS];
+        for _ in 0..rounds {
+            for c in &mut chains {
+                *c = S::fma(*c, scale, shift);
+            }
+        }
+        // The result must be used, or the compiler removes the loop.
+        std::hint::black_box(chains.into_iter().map(|c| S::sum(c)).sum::<f32>());
+    }
+    *count = (2 * rounds * CHAINS * S::LANES) as u64;
+}

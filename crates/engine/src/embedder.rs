@@ -224,7 +224,7 @@ struct Embedder<B: Backend> {
 /// Texts of one step.
 struct Texts {
     /// Each text's job, and its index in it.
-    places: Vec<(usize, usize)>,
+    indices: Vec<(usize, usize)>,
     texts: Vec<Item>,
 }
 
@@ -240,8 +240,8 @@ impl Batch for Texts {
     }
 
     fn split(self) -> Vec<Texts> {
-        let alone = |(place, text)| Texts { places: vec![place], texts: vec![text] };
-        self.places.into_iter().zip(self.texts).map(alone).collect()
+        let alone = |(index, text)| Texts { indices: vec![index], texts: vec![text] };
+        self.indices.into_iter().zip(self.texts).map(alone).collect()
     }
 }
 
@@ -267,7 +267,7 @@ impl<B: Backend> Worker for Embedder<B> {
         if batch.texts.is_empty() {
             return Ok(());
         }
-        let mut jobs: Vec<usize> = batch.places.iter().map(|(job, _)| *job).collect();
+        let mut jobs: Vec<usize> = batch.indices.iter().map(|(job, _)| *job).collect();
         jobs.sort_unstable();
         jobs.dedup();
         self.shared.stats.running.store(jobs.len(), Ordering::Relaxed);
@@ -289,14 +289,14 @@ impl<B: Backend> BatchWorker for Embedder<B> {
 
     fn commit(&mut self, batch: Texts, outputs: Vec<Vec<f32>>) {
         self.count(&batch);
-        for ((job, place), given) in batch.places.into_iter().zip(outputs) {
+        for ((job, index), given) in batch.indices.into_iter().zip(outputs) {
             let job = &mut self.jobs[job];
             if !given.iter().all(|x| x.is_finite()) {
                 let why = "the model produced NaN or infinite values; its weights may be damaged";
                 job.ticket.fail(why.into());
                 continue;
             }
-            job.given[place] = given;
+            job.given[index] = given;
             job.done += 1;
             if job.done == job.given.len() {
                 job.ticket.end(Ok(std::mem::take(&mut job.given)));
@@ -307,7 +307,7 @@ impl<B: Backend> BatchWorker for Embedder<B> {
     /// The waiting texts of a job that fails are dropped before the next step.
     fn fail(&mut self, batch: Texts, why: &str) {
         self.count(&batch);
-        batch.places.iter().for_each(|(job, _)| self.jobs[*job].ticket.fail(why.into()));
+        batch.indices.iter().for_each(|(job, _)| self.jobs[*job].ticket.fail(why.into()));
     }
 }
 
@@ -315,7 +315,7 @@ impl<B: Backend> Embedder<B> {
     /// Texts of the next step, each with its job and its index in it: one per job, round robin, while the budget lasts.
     /// The job whose text comes last is last the next time.
     fn pick(&mut self) -> Texts {
-        let (mut places, mut texts, mut tokens, mut weight) = (Vec::new(), Vec::<Item>::new(), 0, 0);
+        let (mut indices, mut texts, mut tokens, mut weight) = (Vec::new(), Vec::<Item>::new(), 0, 0);
         let count = self.jobs.len();
         let mut turn = 0;
         let mut without = 0;
@@ -329,9 +329,9 @@ impl<B: Backend> Embedder<B> {
                 }
                 Some(_) => {
                     without = 0;
-                    if let Some((place, text)) = job.left.pop_front() {
+                    if let Some((index, text)) = job.left.pop_front() {
                         (tokens, weight) = (tokens + text.rows(), weight + text.weight());
-                        places.push((at, place));
+                        indices.push((at, index));
                         texts.push(text);
                     }
                 }
@@ -341,10 +341,10 @@ impl<B: Backend> Embedder<B> {
         if count > 0 {
             let first = turn % count;
             self.jobs.rotate_left(first);
-            places.iter_mut().for_each(|(job, _)| *job = (*job + count - first) % count);
+            indices.iter_mut().for_each(|(job, _)| *job = (*job + count - first) % count);
         }
         self.shared.stats.waiting_tokens.fetch_sub(weight, Ordering::AcqRel);
-        Texts { places, texts }
+        Texts { indices, texts }
     }
 
     /// Counts the texts of a finished step.

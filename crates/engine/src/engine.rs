@@ -232,7 +232,7 @@ impl<B: Backend> Engine<B> {
             answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end)
                 .showing(request.shown),
             prompt: request.prompt,
-            adapter: lora.map(|worn| worn.id),
+            adapter: lora.map(|lora| lora.id),
             scored: 0,
             reported: request.progress.then_some(0),
             new_tokens: 0,
@@ -405,7 +405,7 @@ impl<B: Backend> Engine<B> {
         stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
         stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);
         stats.preemptions.store(counts.preemptions, Ordering::Relaxed);
-        let worn = self.requests.values().filter_map(|r| Some((r.adapter?, r.started.is_some())));
-        self.shared.use_lora(worn);
+        let in_use = self.requests.values().filter_map(|r| Some((r.adapter?, r.started.is_some())));
+        self.shared.use_lora(in_use);
     }
 }

@@ -379,9 +379,9 @@ impl Shared<Info, Stats> {
     }
 
     /// Sets the LoRA adapters in use; `true` marks those of running requests.
-    pub(crate) fn use_lora(&self, worn: impl Iterator<Item = (LoraId, bool)>) {
+    pub(crate) fn use_lora(&self, in_use: impl Iterator<Item = (LoraId, bool)>) {
         let mut now = LoraUse::default();
-        for (id, runs) in worn {
+        for (id, runs) in in_use {
             let some = if runs { &mut now.running } else { &mut now.waiting };
             if let Err(at) = some.binary_search(&id) {
                 some.insert(at, id);

@@ -102,9 +102,9 @@ impl SimEngine {
         let stats = &self.shared.stats;
         stats.running.store(self.active.len(), Ordering::Relaxed);
         stats.waiting.store(self.waiting.len(), Ordering::Relaxed);
-        let worn = |talk: &Talk, runs| talk.request.adapter.map(|worn| (worn.id, runs));
-        let running = self.active.iter().filter_map(|talk| worn(talk, true));
-        self.shared.use_lora(running.chain(self.waiting.iter().filter_map(|talk| worn(talk, false))));
+        let lora = |talk: &Talk, runs| talk.request.adapter.map(|lora| (lora.id, runs));
+        let running = self.active.iter().filter_map(|talk| lora(talk, true));
+        self.shared.use_lora(running.chain(self.waiting.iter().filter_map(|talk| lora(talk, false))));
     }
 
     /// Lists a LoRA adapter; it has no effect on the answers.

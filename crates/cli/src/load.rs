@@ -9,15 +9,12 @@ use std::sync::{Arc, OnceLock};
 use indicatif::ProgressBar;
 use tallow_core::Backend;
 use tallow_cpu::Cpu;
-#[cfg(feature = "wgpu")]
 use tallow_engine::block_pool::BlockId;
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Info};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::Limits;
-#[cfg(feature = "wgpu")]
-use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, Limits, SeqId, SlotId, Wanted};
 use tallow_engine::step_budget;
 use tallow_hub::{Cache, Hub, HubError, ModelRef};
 use tallow_models::decoder::Decoder;
@@ -542,11 +539,16 @@ impl Loading {
         Ok(Runner::new(b, decoder?, self.shape)?)
     }
 
-    /// Loads it on a GPU and runs two warm-up steps, so that the kernels are compiled before the first request, and a
-    /// driver that cannot compile them, or a device that cannot run them, fails now.
+    /// Loads it on a GPU, with a warm-up.
     #[cfg(feature = "wgpu")]
     pub(crate) fn gpu_runner(&self, found: &tallow_wgpu::Found) -> Result<Runner<tallow_wgpu::Wgpu>, Failed> {
-        let runner = self.runner(tallow_wgpu::Wgpu::open(found)?)?;
+        self.warm_runner(tallow_wgpu::Wgpu::open(found)?)
+    }
+
+    /// Loads it and runs two warm-up steps, so that the kernels are compiled before the first request, and a driver that
+    /// cannot compile them, or a device that cannot run them, fails now.
+    pub(crate) fn warm_runner<B: Backend>(&self, b: B) -> Result<Runner<B>, Failed> {
+        let runner = self.runner(b)?;
         // A prefill step and a decode step.
         for tokens in [self.context.min(64), 1] {
             let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();

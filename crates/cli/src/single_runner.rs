@@ -66,8 +66,49 @@ pub(crate) trait Task {
     fn run<B: Measured>(&mut self, solo: SingleRunner<B>) -> Result<Self::Out, Failed>;
 }
 
+/// Work to do on whichever device is chosen, which loads the model itself.
+pub(crate) trait DeviceTask {
+    type Out;
+    fn run<B: Measured>(&mut self, b: B, model: &Unloaded<'_>) -> Result<Self::Out, Failed>;
+}
+
+/// A model that fits a device and is to be loaded.
+pub(crate) struct Unloaded<'a> {
+    loading: &'a Loading,
+    /// Pages of the KV cache for each sequence.
+    pages: usize,
+    warm_up: bool,
+}
+
+impl Unloaded<'_> {
+    pub(crate) fn load<B: Backend>(&self, b: B) -> Result<SingleRunner<B>, Failed> {
+        let runner = if self.warm_up { self.loading.warm_runner(b)? } else { self.loading.runner(b)? };
+        Ok(SingleRunner { runner, pages: self.pages, tokens: 0, worn: Vec::new() })
+    }
+}
+
+/// A task that begins with loading the model.
+struct Loaded<'a, T>(&'a mut T);
+
+impl<T: Task> DeviceTask for Loaded<'_, T> {
+    type Out = T::Out;
+
+    fn run<B: Measured>(&mut self, b: B, model: &Unloaded<'_>) -> Result<T::Out, Failed> {
+        self.0.run(model.load(b)?)
+    }
+}
+
 /// Loads a model on the first device with room for it, and runs the task there.
 pub(crate) fn run_alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> Result<T::Out, Failed> {
+    run_on_device(model, setup, &mut Loaded(task))
+}
+
+/// Runs the task on the first device with room for a model.
+pub(crate) fn run_on_device<T: DeviceTask>(
+    model: &Model,
+    setup: Setup,
+    task: &mut T,
+) -> Result<T::Out, Failed> {
     let each = setup.context.div_ceil(PAGE);
     let (pages, sequences) = (each * setup.sequences, setup.sequences);
     let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages, sequences };
@@ -80,17 +121,12 @@ pub(crate) fn run_alone<T: Task>(model: &Model, setup: Setup, task: &mut T) -> R
             note.show()
         }
     };
-    let loading = Loading::new(model, setup.context, shape);
+    let loading = &Loading::new(model, setup.context, shape);
+    let unloaded = |warm_up| Unloaded { loading, pages: each, warm_up };
     load::on_some_device(setup.device, plan, &say, |device, _| match device {
-        Device::Cpu => {
-            let b = Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic);
-            task.run(SingleRunner { runner: loading.runner(b)?, pages: each, tokens: 0, worn: Vec::new() })
-        }
+        Device::Cpu => task.run(Cpu::new(setup.isa, setup.threads)?.with(setup.arithmetic), &unloaded(false)),
         #[cfg(feature = "wgpu")]
-        Device::Gpu(found) => {
-            let runner = loading.gpu_runner(found)?;
-            task.run(SingleRunner { runner, pages: each, tokens: 0, worn: Vec::new() })
-        }
+        Device::Gpu(found) => task.run(tallow_wgpu::Wgpu::open(found)?, &unloaded(true)),
     })
 }
 

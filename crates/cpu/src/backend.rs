@@ -429,7 +429,7 @@ impl Backend for Cpu {
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Cpu>> {
         compose::check_weight(&weight)?;
-        let HostWeight { format, rows, cols, bytes, release } = weight;
+        let HostWeight { format, rows, cols, bytes, release, .. } = weight;
         let pairs = rows.div_ceil(PAIR);
         let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
         let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
@@ -453,22 +453,29 @@ impl Backend for Cpu {
 
     fn linear(&self, op: &Linear<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let Linear { x, weights, epilogue } = *op;
-        self.linear_with_lora(&Lora {
-            x,
-            norm: None,
-            weights: std::slice::from_ref(weights),
-            epilogue,
-            adapters: &[],
-        })
+        let weights = std::slice::from_ref(weights);
+        match OutputColumns::side_by_side(weights) {
+            Some(parts) => {
+                self.linear_with_lora(&Lora { x, norm: None, weights, epilogue, adapters: &[] }, &parts)
+            }
+            None => compose::linear(self, op),
+        }
     }
 
     fn linear_many(&self, op: &LinearMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let LinearMany { x, norm, weights } = *op;
-        self.linear_with_lora(&Lora { x, norm, weights, epilogue: Epilogue::NONE, adapters: &[] })
+        let epilogue = Epilogue::NONE;
+        match OutputColumns::side_by_side(weights) {
+            Some(parts) => self.linear_with_lora(&Lora { x, norm, weights, epilogue, adapters: &[] }, &parts),
+            None => compose::linear_many(self, op),
+        }
     }
 
     fn lora(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.linear_with_lora(op)
+        match OutputColumns::side_by_side(op.weights) {
+            Some(parts) => self.linear_with_lora(op, &parts),
+            None => compose::lora(self, op),
+        }
     }
 
     fn qkv_prep(&self, op: &QkvPrep<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -499,13 +506,20 @@ impl Backend for Cpu {
     }
 
     fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let bent = self.gated_up(op)?; // [rows, width]
         let (weights, epilogue, adapters) = (std::slice::from_ref(op.down), op.epilogue, op.adapters);
-        self.linear_with_lora(&Lora { x: &bent, norm: None, weights, epilogue, adapters })
+        let parts = [op.up, weights].map(OutputColumns::side_by_side);
+        let [Some(up), Some(down)] = parts else { return compose::ffn(self, op) };
+        let bent = self.gated_up(op, &up)?; // [rows, width]
+        self.linear_with_lora(&Lora { x: &bent, norm: None, weights, epilogue, adapters }, &down)
     }
 
     fn moe(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.moe_phases(op)
+        // All experts count, also those without rows: a row's result must not depend on which others are computed.
+        let mut layers = op.experts.iter().flat_map(|e| e.up.iter().chain([&e.down]));
+        match layers.all(|l| l.weight.in_order().is_some()) {
+            true => self.moe_phases(op),
+            false => compose::moe(self, op),
+        }
     }
 
     fn head(&self, op: &Head<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -575,6 +589,13 @@ mod tests {
         avxvnni: Isa::AvxVnni, 2;
         best: Isa::best(), 3;
         one_thread: Isa::best(), 1;
+    }
+
+    mod observed {
+        use tallow_core::Observed;
+
+        use super::*;
+        tallow_core::conformance!(Suite::exact(), Observed::new(cpu(Isa::best(), 2, Arithmetic::Exact)));
     }
 
     #[test]

@@ -165,12 +165,16 @@ impl LoraA<'_> {
 }
 
 impl Cpu {
-    pub(crate) fn linear_with_lora(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    /// `parts`: the op's layers.
+    pub(crate) fn linear_with_lora(
+        &self,
+        op: &Lora<'_, Cpu>,
+        parts: &[OutputColumns<'_>],
+    ) -> Result<Tensor<Cpu>> {
         let added = LoraDeltas::new(self, op.weights, op.adapters, op.x.rows())?;
-        let parts = OutputColumns::side_by_side(op.weights);
         let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.lora_a()))?;
         let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
-        self.multiply(&x, &parts, &out, op.epilogue, &added.over(self.kernels, &x));
+        self.multiply(&x, parts, &out, op.epilogue, &added.over(self.kernels, &x));
         Ok(out)
     }
 }

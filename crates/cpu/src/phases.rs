@@ -48,20 +48,16 @@ impl<'a> OutputColumns<'a> {
         self.column..self.column + self.outputs
     }
 
-    /// Linear layers with their outputs side by side (as in fused QKV or gate-up).
-    pub(crate) fn side_by_side(by: &'a [LinearWeights<Cpu>]) -> Vec<OutputColumns<'a>> {
+    /// Linear layers with their outputs side by side (as in fused QKV or gate-up); `None` if one has act-order.
+    pub(crate) fn side_by_side(by: &'a [LinearWeights<Cpu>]) -> Option<Vec<OutputColumns<'a>>> {
+        let mut parts = Vec::with_capacity(by.len());
         let mut column = 0;
-        let part = |l: &'a LinearWeights<Cpu>| {
-            let outputs = l.weight.rows();
+        for l in by {
+            let (w, outputs) = (source(l.weight.in_order()?), l.weight.rows());
+            parts.push(OutputColumns { w, bias: l.bias.as_ref().map(Mat::new), outputs, column });
             column += outputs;
-            OutputColumns {
-                w: source(&l.weight),
-                bias: l.bias.as_ref().map(Mat::new),
-                outputs,
-                column: column - outputs,
-            }
-        };
-        by.iter().map(part).collect()
+        }
+        Some(parts)
     }
 }
 
@@ -188,10 +184,9 @@ impl Cpu {
 
     /// First phase of an FFN: gate, up and activation fused, so that the sums stay in the nearest cache. Returns the
     /// input of down, [rows, width].
-    pub(crate) fn gated_up(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    pub(crate) fn gated_up(&self, op: &Ffn<'_, Cpu>, parts: &[OutputColumns<'_>]) -> Result<Tensor<Cpu>> {
         let (width, rows) = (op.down.weight.cols(), op.x.rows());
         let added = LoraDeltas::new(self, op.up, op.adapters, rows)?;
-        let parts = OutputColumns::side_by_side(op.up);
         let x = self.input(op.x, op.norm, parts.iter().map(|p| &p.w).chain(added.lora_a()))?;
         let downs = added.over(self.kernels, &x);
         let mut given = Vec::with_capacity(parts.len());
@@ -202,7 +197,7 @@ impl Cpu {
         let bent = self.alloc(DType::F32, rows, width)?;
         let out = MatMut::new(&bent);
         let (act, apart, piece) = (op.act, op.is_gated().then_some(width), self.piece(width));
-        self.share(width.div_ceil(piece), cost(rows, &parts), |scratch, i| {
+        self.share(width.div_ceil(piece), cost(rows, parts), |scratch, i| {
             downs.help(&mut scratch.room);
             let columns = i * piece..width.min((i + 1) * piece);
             let task = ActivationTask { given: &given, apart, act, out: &out, rows: 0..rows, columns };
@@ -246,15 +241,7 @@ mod tests {
             }
             _ => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
         };
-        let weight = b
-            .prepare(HostWeight {
-                format,
-                rows: outputs,
-                cols: inputs,
-                bytes: &bytes,
-                release: HostWeight::KEEP_ROWS,
-            })
-            .unwrap();
+        let weight = b.prepare(HostWeight::new(format, outputs, inputs, &bytes)).unwrap();
         let bias = bias.then(|| b.upload_row(&numbers(7, outputs)).unwrap());
         LinearWeights::new(weight, bias)
     }

@@ -16,7 +16,10 @@ use std::collections::BTreeSet;
 use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
-use tallow_core::{Backend, Error, HostWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, Weight};
+use tallow_core::{
+    Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, TensorId,
+    Weight,
+};
 use tallow_quant::Format;
 
 use crate::adapter::Target;
@@ -198,12 +201,13 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// A matrix in the device's layout (packed weight).
     pub(crate) fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        let layer = self.layer(name, rows, cols)?;
-        if layer.permutation.is_some() {
-            let why = "its inputs come in another order, which a table cannot have";
-            return Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why));
+        match self.layer(name, rows, cols)?.weight {
+            LinearWeight::InOrder(weight) => Ok(weight),
+            LinearWeight::ActOrder { .. } => {
+                let why = "its inputs come in another order, which a table cannot have";
+                Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why))
+            }
         }
-        Ok(layer.weight)
     }
 
     /// A linear layer with weight `name` and no bias.
@@ -214,13 +218,13 @@ impl<'a, B: Backend> Weights<'a, B> {
             return self.grouped((stored, name), matrix, (rows, cols));
         }
         let stored = self.stored(name, &shape)?;
-        let layer = LinearWeights::new(self.single(name, stored, rows)?, None);
-        Ok(layer.with_tensor_id(self.called(name), 0, 1))
+        Ok(LinearWeights::new(self.single(name, stored, rows)?, None))
     }
 
-    /// The file's own name of tensor `name`.
-    fn called<'n>(&self, name: &'n str) -> &'n str {
-        self.find(name).map_or(name, |(name, _)| name)
+    /// Matrix `matrix` of the `of` in tensor `name`, by the file's own name.
+    fn id(&self, name: &str, (matrix, of): (usize, usize), cols: usize) -> TensorId {
+        let tensor = self.find(name).map_or(name, |(name, _)| name).into();
+        TensorId { tensor, matrix, of, cols }
     }
 
     /// The single matrix of a tensor.
@@ -239,10 +243,12 @@ impl<'a, B: Backend> Weights<'a, B> {
     ) -> Result<Vec<Weight<B>>> {
         let (passing, bytes) = (StreamCheck::new(stored, format, count * rows), stored.bytes());
         let (size, cols) = (bytes.len() / count.max(1), stored.len() / (count * rows).max(1));
+        let id = self.id(name, (0, count), cols);
         let prepare = |i: usize| {
+            let id = TensorId { matrix: i, ..id.clone() };
             let spent = |of: Range<usize>| passing.spent(i * rows + of.start..i * rows + of.end);
-            let bytes = &bytes[i * size..(i + 1) * size];
-            self.give(name, HostWeight { format, rows, cols, bytes, release: &spent })
+            let weight = HostWeight::new(format, rows, cols, &bytes[i * size..(i + 1) * size]);
+            self.give(name, HostWeight { release: &spent, tensor: Some(&id), ..weight })
         };
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
         // Report damage first: an error that damaged data causes on the device would mislead.
@@ -260,7 +266,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let bytes = quantized(&weight, wanted, None)?;
         (weight.release)(0..weight.rows);
-        self.b.prepare(HostWeight { format: wanted, bytes: &bytes, release: HostWeight::KEEP_ROWS, ..weight })
+        let HostWeight { rows, cols, tensor, .. } = weight;
+        self.b.prepare(HostWeight { tensor, ..HostWeight::new(wanted, rows, cols, &bytes) })
     }
 
     /// A linear layer whose matrix is made of several tensors (GPTQ, AWQ and the like).
@@ -276,15 +283,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let (mut bytes, order) = (room(matrix.size())?, matrix.order());
         matrix.write(order.as_deref(), &mut bytes);
-        let format = matrix.format();
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
+        let weight = HostWeight::new(matrix.format(), rows, cols, &bytes);
+        let weight = HostWeight { tensor: Some(&self.id(name, (0, 1), cols)), ..weight };
         let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
-        let permutation = order.map(|order| self.b.upload_row(&order)).transpose()?;
-        Ok(LinearWeights {
-            permutation,
-            ..LinearWeights::new(weight, None).with_tensor_id(self.called(name), 0, 1)
-        })
+        let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
+        Ok(LinearWeights { weight: LinearWeight::new(weight, order), bias: None, lora_target: None })
     }
 
     /// A linear layer of layer `i` with a single output; some files store its weight as a vector.
@@ -295,10 +299,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.single(&name, stored, 1)?;
         let site = self.target(&of_layer(pattern, i), (1, cols), None);
-        Ok(LinearWeights {
-            lora_target: Some(site),
-            ..LinearWeights::new(weight, None).with_tensor_id(self.called(&name), 0, 1)
-        })
+        Ok(LinearWeights { lora_target: Some(site), ..LinearWeights::new(weight, None) })
     }
 
     /// A matrix stored in another order; `arrange` copies its bytes into ours.
@@ -310,24 +311,26 @@ impl<'a, B: Backend> Weights<'a, B> {
         arrange: impl FnOnce(&[u8], &mut [u8]),
     ) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, stored_as)?;
-        let weight = self.rearranged((stored, name), format, shape, |to| arrange(stored.bytes(), to));
+        let id = self.id(name, (0, 1), shape.1);
+        let weight = self.rearranged((stored, name), &id, format, shape.0, |to| arrange(stored.bytes(), to));
         StreamCheck::new(stored, format, stored_as[0]).finish(name)?;
         self.loaded(name, stored)?;
         weight
     }
 
-    /// A [rows, cols] matrix of a tensor stored in another order; `arrange` writes its bytes.
+    /// Matrix `id` of a tensor stored in another order; `arrange` writes its bytes.
     fn rearranged(
         &self,
         (stored, name): (&Stored, &str),
+        id: &TensorId,
         format: Format,
-        (rows, cols): (usize, usize),
+        rows: usize,
         arrange: impl FnOnce(&mut [u8]),
     ) -> Result<Weight<B>> {
-        let len = format.row_bytes(cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
+        let len = format.row_bytes(id.cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
         let mut bytes = room(len)?;
         arrange(&mut bytes);
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
+        let weight = HostWeight { tensor: Some(id), ..HostWeight::new(format, rows, id.cols, &bytes) };
         self.give(name, weight).map_err(|e| not_taken(stored, name, e))
     }
 
@@ -430,10 +433,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let name = of_layer(pattern, i);
         let layer = match self.names().layout {
             Layout::Rows | Layout::RowsByHead => self.layer(&named(&name), rows, cols)?,
-            Layout::Columns => {
-                let weight = self.turned(&named(&name), rows, cols)?;
-                LinearWeights::new(weight, None).with_tensor_id(self.called(&named(&name)), 0, 1)
-            }
+            Layout::Columns => LinearWeights::new(self.turned(&named(&name), rows, cols)?, None),
         };
         let site = self.target(&name, (rows, cols), None);
         Ok(LinearWeights { bias: self.bias(&name, rows, bias)?, lora_target: Some(site), ..layer })

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
+use tallow_core::Observed;
 use tallow_cpu::Arithmetic;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::convert::{Conversion, Inputs, Measured};
@@ -16,7 +17,7 @@ use crate::chunks::Chunks;
 use crate::device::Measured as Device;
 use crate::load;
 use crate::settings::{Sources, unreadable};
-use crate::single_runner::{Setup, SingleRunner, Task, run_alone};
+use crate::single_runner::{DeviceTask, Setup, Unloaded, run_on_device};
 use crate::terminal;
 
 /// Tokens per step.
@@ -42,7 +43,7 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     }
     let mut setup = Setup::new(sources, &args.device, Some("f32"), Arithmetic::Fast)?;
     (setup.context, setup.batch) = (context, STEP.min(context));
-    let inputs = run_alone(&opened.model, setup, &mut Capture { goes: &goes, step: setup.batch })?;
+    let inputs = run_on_device(&opened.model, setup, &mut Capture { goes: &goes, step: setup.batch })?;
     let measured = Measured {
         text: args.file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         goes: goes.len(),
@@ -76,15 +77,16 @@ struct Capture<'a> {
     step: usize,
 }
 
-impl Task for Capture<'_> {
+impl DeviceTask for Capture<'_> {
     type Out = Inputs;
 
-    fn run<B: Device>(&mut self, mut solo: SingleRunner<B>) -> Result<Inputs, Failed> {
+    fn run<B: Device>(&mut self, b: B, model: &Unloaded<'_>) -> Result<Inputs, Failed> {
+        let mut solo = model.load(Observed::new(b))?;
         let bar = terminal::count_bar(self.goes.len() as u64, "measuring");
         let inputs = Rc::new(RefCell::new(Inputs::default()));
         let heard = inputs.clone();
         let ear = Box::new(move |origin: &_, rows: &[f32]| heard.borrow_mut().add(origin, rows));
-        solo.backend().trace().set_observer(Some(ear));
+        solo.backend().set_observer(Some(ear));
         for go in self.goes {
             solo.rewind(0);
             for tokens in go.chunks(self.step) {
@@ -92,7 +94,6 @@ impl Task for Capture<'_> {
             }
             bar.inc(1);
         }
-        solo.backend().trace().set_observer(None);
         bar.finish_and_clear();
         Ok(inputs.take())
     }

@@ -43,14 +43,8 @@ impl<B: Backend> Attention<B> {
             false if spec.tie_kv => {
                 let q = w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?;
                 let k = w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?;
-                // V shares K's weight: what a LoRA adds to K is added to V too. V has no tensor id, so the imatrix
-                // observes the input once.
-                let LinearWeights { weight, bias, permutation, lora_target, .. } = &k;
-                let v = LinearWeights {
-                    permutation: permutation.clone(),
-                    lora_target: *lora_target,
-                    ..LinearWeights::new(weight.clone(), bias.clone())
-                };
+                // V shares K's weight: what a LoRA adds to K is added to V too.
+                let v = k.clone();
                 vec![q, k, v]
             }
             false => {

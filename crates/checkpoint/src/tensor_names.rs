@@ -230,6 +230,10 @@ pub enum Part {
     NumberEach,
     /// Decay rate per value head (full name).
     Rates,
+    /// MLA: the K up-projections of all heads, out of a tensor that has those of V, too.
+    MlaKeys,
+    /// MLA: the V up-projections out of the same tensor.
+    MlaValues,
     /// Any other tensor with a full name.
     Whole,
 }

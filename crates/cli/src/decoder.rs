@@ -15,7 +15,7 @@ use tallow_engine::step_budget;
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 
-use crate::devices::{CpuOptions, Device, Hardware, Task, candidates, on_one_of};
+use crate::devices::{CpuOptions, Device, Hardware, Task, Traits, candidates, on_one_of};
 use crate::load::{LoadedModel, Notice, quantized};
 use crate::memory::{self, Plan};
 use crate::settings::{EngineConfig, Origin};
@@ -132,8 +132,9 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
     fn run<H: Hardware>(self, device: H) -> Result<EngineHandle, Failed> {
         let StartEngine { info, loading, limits, may_limit, cpu } = self;
         spawn(info, move || {
-            let runner = loading.runner(&device, cpu)?;
-            let limits = match may_limit && device.traits().limits_steps {
+            let traits = device.traits();
+            let runner = loading.runner(device.open(cpu)?, traits)?;
+            let limits = match may_limit && traits.limits_steps {
                 true => paced(&runner, limits, loading.shape.page_len)?,
                 false => limits,
             };
@@ -156,13 +157,8 @@ impl Loading {
         Loading { model: model.clone(), context, shape, unwanted: Arc::default() }
     }
 
-    /// Opens the device and loads the model on it, with a progress bar, and with a warm-up if the device wants one.
-    pub(crate) fn runner<H: Hardware>(
-        &self,
-        device: &H,
-        cpu: CpuOptions,
-    ) -> Result<Runner<H::Backend>, Failed> {
-        let b = device.open(cpu)?;
+    /// Loads the model on an open device, with a progress bar, and with a warm-up if the device wants one.
+    pub(crate) fn runner<B: Backend>(&self, b: B, traits: Traits) -> Result<Runner<B>, Failed> {
         let bar = terminal::loading_bar(self.model.weight_bytes());
         let decoder = Decoder::load(&b, &self.model, self.context, &mut |done, _| {
             bar.set_position(done as u64);
@@ -173,7 +169,7 @@ impl Loading {
         });
         bar.finish_and_clear();
         let runner = Runner::new(b, decoder?, self.shape)?;
-        if device.traits().compiles_kernels {
+        if traits.compiles_kernels {
             self.warm_up(&runner)?;
         }
         Ok(runner)

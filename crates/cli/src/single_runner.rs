@@ -15,7 +15,8 @@ use crate::Failed;
 use crate::args::DeviceArgs;
 use crate::decoder::Loading;
 use crate::devices::{
-    Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Isa, MeasuredBackend, Task, on_some_device,
+    Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Isa, MeasuredBackend, Task, Traits,
+    on_some_device,
 };
 use crate::load::Notice;
 use crate::memory::{PAGE, Plan, Step};
@@ -68,8 +69,50 @@ pub(crate) trait ModelTask {
     fn run<B: MeasuredBackend>(&mut self, runner: SingleRunner<B>) -> Result<Self::Output, Failed>;
 }
 
+/// Work to do on an open device of any kind that has room for a model, which the task loads itself.
+pub(crate) trait DeviceTask {
+    type Output;
+    fn run<B: MeasuredBackend>(&mut self, b: B, model: &UnloadedModel<'_>) -> Result<Self::Output, Failed>;
+}
+
+/// A model that fits the device and is yet to be loaded.
+pub(crate) struct UnloadedModel<'a> {
+    loading: &'a Loading,
+    traits: Traits,
+    /// Pages of the KV cache for each sequence.
+    pages: usize,
+}
+
+impl UnloadedModel<'_> {
+    /// Loads it on the open device, or on a backend around that.
+    pub(crate) fn load<B: Backend>(&self, b: B) -> Result<SingleRunner<B>, Failed> {
+        let runner = self.loading.runner(b, self.traits)?;
+        Ok(SingleRunner { runner, pages: self.pages, tokens: 0, loras: Vec::new() })
+    }
+}
+
+/// A task that begins with loading the model.
+struct LoadFirst<'a, T>(&'a mut T);
+
+impl<T: ModelTask> DeviceTask for LoadFirst<'_, T> {
+    type Output = T::Output;
+
+    fn run<B: MeasuredBackend>(&mut self, b: B, model: &UnloadedModel<'_>) -> Result<T::Output, Failed> {
+        self.0.run(model.load(b)?)
+    }
+}
+
 /// Loads a model on the first device with room for it, and runs the task there.
 pub(crate) fn run_single<T: ModelTask>(
+    model: &Model,
+    setup: Setup,
+    task: &mut T,
+) -> Result<T::Output, Failed> {
+    run_on_device(model, setup, &mut LoadFirst(task))
+}
+
+/// Runs the task on the first device with room for a model.
+pub(crate) fn run_on_device<T: DeviceTask>(
     model: &Model,
     setup: Setup,
     task: &mut T,
@@ -83,12 +126,12 @@ pub(crate) fn run_single<T: ModelTask>(
     let loading = Loading::new(model, setup.context, shape);
     // The chosen device is part of these commands' output; only a device that was passed over needs a notice.
     on_some_device(setup.device, plan, &Notice::show_passed_over, |device, _| {
-        device.run(RunModel { loading: &loading, cpu: setup.cpu, pages, task: &mut *task })
+        device.run(OnOpenDevice { loading: &loading, cpu: setup.cpu, pages, task: &mut *task })
     })
 }
 
-/// Loads a model and runs a task with it.
-struct RunModel<'a, T> {
+/// Opens a device and runs a task on it.
+struct OnOpenDevice<'a, T> {
     loading: &'a Loading,
     cpu: CpuOptions,
     /// Pages of the KV cache for each sequence.
@@ -96,12 +139,12 @@ struct RunModel<'a, T> {
     task: &'a mut T,
 }
 
-impl<T: ModelTask> Task for RunModel<'_, T> {
+impl<T: DeviceTask> Task for OnOpenDevice<'_, T> {
     type Output = T::Output;
 
     fn run<H: Hardware>(self, device: H) -> Result<T::Output, Failed> {
-        let runner = self.loading.runner(&device, self.cpu)?;
-        self.task.run(SingleRunner { runner, pages: self.pages, tokens: 0, loras: Vec::new() })
+        let model = UnloadedModel { loading: self.loading, traits: device.traits(), pages: self.pages };
+        self.task.run(device.open(self.cpu)?, &model)
     }
 }
 

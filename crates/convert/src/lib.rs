@@ -13,7 +13,7 @@ mod tensors;
 mod words;
 
 use std::io::{self, Write};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -195,6 +195,8 @@ pub struct Made {
     pub parts: Vec<String>,
     /// Source column of each column, if they are permuted.
     pub columns: Option<Vec<usize>>,
+    /// Which of the sources' observed matrices are its own, if not all (see [`TensorId`](tallow_core::TensorId)).
+    pub matrices: Option<Range<usize>>,
 }
 
 /// Why a file was not written.

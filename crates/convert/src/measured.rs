@@ -65,8 +65,12 @@ impl Inputs {
     /// A name ending in `.dat` selects the older layout.
     pub fn file(&self, out: &Path, names: &[Made], measured: &Measured) -> Result<(Vec<u8>, usize)> {
         let (mut found, nothing) = (BTreeMap::new(), [Sums::default()]);
-        for Made { name, parts, columns } in names {
-            let of = |part: &String| self.tensors.get(part.as_str()).map_or(&nothing[..], Vec::as_slice);
+        for Made { name, parts, columns, matrices } in names {
+            let of = |part: &String| match (self.tensors.get(part.as_str()), matrices) {
+                (None, _) => &nothing[..],
+                (Some(all), None) => all,
+                (Some(all), Some(own)) => all.get(own.clone()).unwrap_or(&nothing),
+            };
             let ordered = |sums: &Sums| match columns {
                 Some(order) if order.len() == sums.squares.len() => {
                     Sums { squares: order.iter().map(|i| sums.squares[*i]).collect(), rows: sums.rows }
@@ -168,18 +172,24 @@ mod tests {
         add("experts", 1, 3, &[2.0, -1.0]);
         add("one.0", 0, 1, &[5.0, 0.5]);
         assert_eq!(inputs.unheard(), 2);
-        let names =
-            [("a", vec!["plain"]), ("b", vec!["experts"]), ("c", vec!["one.0", "one.1"]), ("d", vec!["no"])];
+        let names = [
+            ("a", vec!["plain"]),
+            ("b", vec!["experts"]),
+            ("c", vec!["one.0", "one.1"]),
+            ("d", vec!["no"]),
+            ("e", vec!["experts"]),
+        ];
         let names = names.map(|(name, parts)| {
-            let columns = (name == "a").then(|| vec![1, 0]);
-            Made { name: name.to_owned(), parts: parts.into_iter().map(str::to_owned).collect(), columns }
+            let (columns, matrices) = ((name == "a").then(|| vec![1, 0]), (name == "e").then_some(1..2));
+            let parts = parts.into_iter().map(str::to_owned).collect();
+            Made { name: name.to_owned(), parts, columns, matrices }
         });
         let measured = Measured { text: "text".into(), goes: 3, context: 2 };
         for is_old in [true, false] {
             let end = if is_old { "dat" } else { "gguf" };
             let path = std::env::temp_dir().join(format!("tallow-inputs-{}.{end}", std::process::id()));
             let (bytes, known) = inputs.file(&path, &names, &measured).unwrap();
-            assert_eq!(known, 3);
+            assert_eq!(known, 4);
             std::fs::write(&path, bytes).unwrap();
             let read = Importance::read(&path).unwrap();
             std::fs::remove_file(path).unwrap();
@@ -190,6 +200,7 @@ mod tests {
             assert_eq!(read.of("b"), Some(&experts[..]), "{is_old}");
             assert_eq!(read.of("c"), Some(&[25.0, 0.25, nothing, nothing][..]), "{is_old}");
             assert_eq!(read.of("d"), None);
+            assert_eq!(read.of("e"), Some(&[4.0, 1.0][..]), "{is_old}");
         }
     }
 }

@@ -162,11 +162,12 @@ impl<'a> Renaming<'a> {
         };
         let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
         let some = |rows: Range<usize>| Change::Rows(iter::once(rows).collect());
-        for (to, change) in
-            [(to.k, vec![some(0..keys), Change::Turned(turn)]), (to.v, vec![some(keys..rows)])]
-        {
+        for (to, part, change) in [
+            (to.k, Part::MlaKeys, vec![some(0..keys), Change::Turned(turn)]),
+            (to.v, Part::MlaValues, vec![some(keys..rows)]),
+        ] {
             let to = named(&of_layer(to, layer));
-            self.add(to, vec![up.clone()], &[heads, rows, kv_lora_rank], (Part::Linear, change))?;
+            self.add(to, vec![up.clone()], &[heads, rows, kv_lora_rank], (part, change))?;
         }
         Ok(())
     }

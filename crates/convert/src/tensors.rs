@@ -146,13 +146,18 @@ impl<'a> Target<'a> {
 
     /// Name and sources.
     pub(super) fn parts(&self) -> Made {
-        let mut made = Made { name: self.planned.name.clone(), parts: Vec::new(), columns: None };
+        let mut made = Made { name: self.planned.name.clone(), ..Made::default() };
         if let From::Stored(stacked) = &self.from {
             made.parts = stacked.pieces.iter().map(|piece| piece.name.clone()).collect();
             made.columns = stacked.changes.iter().find_map(|change| match change {
                 Change::Columns(runs) => Some(runs.iter().cloned().flatten().collect()),
                 _ => None,
             });
+            made.matrices = match stacked.part {
+                Part::MlaKeys => Some(0..stacked.matrices),
+                Part::MlaValues => Some(stacked.matrices..2 * stacked.matrices),
+                _ => None,
+            };
         }
         made
     }
@@ -229,8 +234,7 @@ impl<'a> Target<'a> {
     ) -> std::result::Result<(), WriteError> {
         let width = format.row_bytes(cols).unwrap_or(0).max(1);
         for bytes in bytes.chunks((AT_ONCE / width).max(1) * width) {
-            let weight =
-                HostWeight { format, rows: bytes.len() / width, cols, bytes, release: HostWeight::KEEP_ROWS };
+            let weight = HostWeight::new(format, bytes.len() / width, cols, bytes);
             put(&quantized(&weight, to, care).map_err(LoadError::Device)?)?;
         }
         Ok(())

@@ -6,12 +6,14 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::rc::Rc;
 
-use tallow_convert::Conversion;
-use tallow_core::{Backend, DType, Memory, Span, StateRows, Step, StepPlan, TensorId};
+use tallow_convert::{Conversion, Made};
+use tallow_core::{Backend, DType, LoraRows, Memory, Observed, Span, StateRows, Step, StepPlan, TensorId};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
+use tallow_models::adapter::AdapterFile;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_support::{DECODERS, golden};
@@ -29,9 +31,16 @@ fn add(heard: &mut Heard, origin: &TensorId, rows: &[f32]) {
     matrices[origin.matrix].1 += rows.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
 }
 
-/// The logits of a prompt, and the observed inputs if `listen` is set.
-fn run(model: &Model, listen: bool) -> (Vec<f32>, Heard) {
-    let b = &Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact);
+fn open(path: &Path) -> Model {
+    Model::open(path).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn cpu() -> Cpu {
+    Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
+}
+
+/// The logits of a prompt, with a LoRA adapter if there is one. `computed` is called once the layers are.
+fn logits<B: Backend>(b: &B, model: &Model, adapter: Option<&Path>, computed: impl FnOnce(&B)) -> Vec<f32> {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let layers = decoder.spec().layers.iter();
     let cache: Vec<_> = layers.map(|l| LayerCache::new(b, l, DType::F32, [4, PAGE], 1).unwrap()).collect();
@@ -39,18 +48,26 @@ fn run(model: &Model, listen: bool) -> (Vec<f32>, Heard) {
     let states = if keeps { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
     let tokens: Vec<u32> = (1..=TOKENS).map(|i| i * 5 % 60).collect();
     let spans = vec![Span { rows: tokens.len(), start: 0, pages: vec![0] }];
+    let adapted = adapter.map(|path| {
+        let file = AdapterFile::open(path).unwrap_or_else(|e| panic!("{e}"));
+        let adapter = Rc::new(decoder.adapter(b, &file).unwrap());
+        LoraRows { rows: 0..tokens.len(), adapter, scale: 1.0 }
+    });
     let step = Step { tokens, spans, states, outputs: vec![3, TOKENS - 1], page_len: PAGE };
-    let plan = StepPlan::new(b, step).unwrap();
-    let heard = Rc::new(RefCell::new(Heard::new()));
-    if listen {
-        let heard = heard.clone();
-        b.trace()
-            .set_observer(Some(Box::new(move |origin, rows| add(&mut heard.borrow_mut(), origin, rows))));
-    }
+    let plan = StepPlan::new(b, step).unwrap().adapted(adapted.into_iter().collect()).unwrap();
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
-    b.trace().set_observer(None);
-    let logits = decoder.logits(b, &plan, &x).unwrap();
-    (b.download(&logits).unwrap(), heard.take())
+    computed(b);
+    b.download(&decoder.logits(b, &plan, &x).unwrap()).unwrap()
+}
+
+/// The logits of a prompt, and the inputs of the layers.
+fn run(model: &Model, adapter: Option<&Path>) -> (Vec<f32>, Heard) {
+    let b = Observed::new(cpu());
+    let heard = Rc::new(RefCell::new(Heard::new()));
+    let heard_too = heard.clone();
+    b.set_observer(Some(Box::new(move |origin, rows| add(&mut heard_too.borrow_mut(), origin, rows))));
+    let logits = logits(&b, model, adapter, |b| b.set_observer(None));
+    (logits, heard.take())
 }
 
 #[test]
@@ -59,9 +76,8 @@ fn every_matrix_is_heard() {
     for name in DECODERS {
         let kinds = ["bf16", "f32"].map(|kind| golden("gguf-models").join(format!("{name}-{kind}.gguf")));
         let Some(path) = kinds.into_iter().find(|path| path.exists()) else { continue };
-        let model = Model::open(&path).unwrap_or_else(|e| panic!("{e}"));
-        let ((plain, nothing), (logits, heard)) = (run(&model, false), run(&model, true));
-        assert!(nothing.is_empty());
+        let model = open(&path);
+        let (plain, (logits, heard)) = (logits(&cpu(), &model, None, |_| ()), run(&model, None));
         let most = plain.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
         let far = plain.iter().zip(&logits).fold(0.0, |far: f32, (a, b)| far.max((a - b).abs()));
         assert!(far <= 1e-4 * most.max(1.0), "{name}: off by {far} while somebody listens");
@@ -110,10 +126,10 @@ fn every_matrix_is_heard() {
 #[test]
 fn matrices_of_files_are_heard_in_folders() {
     for name in ["gpt-oss", "quant/gpt-oss-mxfp4", "qwen3-next", "qwen3.5", "qwen3.5-moe", "mixtral"] {
-        let model = Model::open(&golden(name)).unwrap_or_else(|e| panic!("{e}"));
-        let (_, heard) = run(&model, true);
+        let model = open(&golden(name));
+        let (_, heard) = run(&model, None);
         let mut orders = 0;
-        for made in Conversion::new(&model, std::path::Path::new("out.gguf")).unwrap().names() {
+        for made in sources(&model) {
             let is_matrix = ["attn_q.", "attn_qkv.", "attn_gate.", "ssm_out.", "_exps.weight", "ffn_up."]
                 .into_iter()
                 .any(|kind| made.name.contains(kind) && made.name.ends_with(".weight"));
@@ -123,5 +139,44 @@ fn matrices_of_files_are_heard_in_folders() {
             orders += usize::from(made.columns.is_some());
         }
         assert_eq!(orders > 0, name.starts_with("qwen3.5"), "{name}");
+    }
+}
+
+/// The tensors of a GGUF file of the model, and what they are made of.
+fn sources(model: &Model) -> Vec<Made> {
+    Conversion::new(model, Path::new("out.gguf")).unwrap().names()
+}
+
+/// The heads' K and V in one tensor (`kv_b_proj`) are observed as the two tensors that a GGUF file has of them.
+#[test]
+fn fused_heads_are_heard_as_in_files() {
+    for name in ["deepseek-v2", "deepseek-v3"] {
+        let file = golden("gguf-models").join(format!("{name}-bf16.gguf"));
+        let ((_, in_folder), (_, in_file)) = (run(&open(&golden(name)), None), run(&open(&file), None));
+        let is_up = |made: &Made| made.name.contains("attn_k_b.") || made.name.contains("attn_v_b.");
+        let ups: Vec<Made> = sources(&open(&golden(name))).into_iter().filter(is_up).collect();
+        assert!(ups.len() >= 4, "{name}: {ups:?}");
+        for Made { name: up, parts, matrices, .. } in ups {
+            let (got, want) = (&in_folder[&parts[0]][matrices.unwrap()], &in_file[&up]);
+            assert_eq!(got.len(), want.len(), "{name}: {up}");
+            for ((rows, squares), (want_rows, want)) in got.iter().zip(want) {
+                assert_eq!((*rows, *want_rows), (TOKENS as usize, TOKENS as usize), "{name}: {up}");
+                assert!((squares / want - 1.0).abs() < 1e-3, "{name}: {up}: {squares}, not {want}");
+            }
+        }
+    }
+}
+
+/// Layers that a LoRA adapter changes are observed as those without one.
+#[test]
+fn layers_with_adapters_are_heard() {
+    for name in ["llama", "gpt2", "gemma4-text", "qwen3-moe"] {
+        let (model, adapter) = (open(&golden(name)), golden("adapters").join(name));
+        let ((plain, without), (adapted, with)) = (run(&model, None), run(&model, Some(&adapter)));
+        assert_ne!(plain, adapted, "{name}");
+        assert!(without.keys().eq(with.keys()), "{name}: {without:?}, {with:?}");
+        let rows = |heard: &Heard| heard.values().flatten().map(|(rows, _)| rows).sum::<usize>();
+        assert_eq!(rows(&without), rows(&with), "{name}");
+        assert_ne!(without, with, "{name}: no input changed");
     }
 }

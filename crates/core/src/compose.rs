@@ -13,7 +13,8 @@ use crate::ops::{
     lora_deltas,
 };
 use crate::{
-    Activation, Backend, DType, Error, Expert, HostWeight, LinearWeights, Result, ShareOf, Tensor, Weight,
+    Activation, Backend, DType, Error, Expert, HostWeight, LinearWeight, LinearWeights, Result, ShareOf,
+    Tensor, Weight,
 };
 
 /// Rows of a weight dequantized at a time: enough to keep a device busy, few enough for a small buffer.
@@ -55,17 +56,26 @@ pub fn prepare<B: Backend>(b: &B, weight: HostWeight<'_>) -> Result<Weight<B>> {
     })
 }
 
-/// Linear layer: a dense weight by `Matmul`, a quantized one dequantized and multiplied tile by tile.
+/// Linear layer: a dense weight by `Matmul`, a quantized one dequantized and multiplied tile by tile. With act-order,
+/// the layer on its permuted input.
 pub fn linear<B: Backend>(b: &B, op: &Linear<'_, B>) -> Result<Tensor<B>> {
     let Linear { x, weights, epilogue } = op;
-    if let Weight::Dense(weight) = &weights.weight {
-        return b.run(Matmul { x, weight, bias: weights.bias.as_ref(), epilogue: *epilogue });
-    }
-    let outputs = weights.weight.rows();
+    let weight = match &weights.weight {
+        LinearWeight::InOrder(Weight::Dense(weight)) => {
+            return b.run(Matmul { x, weight, bias: weights.bias.as_ref(), epilogue: *epilogue });
+        }
+        LinearWeight::InOrder(weight) => weight,
+        LinearWeight::ActOrder { weight, order } => {
+            let x = b.run(PermuteCols { x, indices: order })?; // [rows, inputs]
+            let weights = &LinearWeights::new(weight.clone(), weights.bias.clone());
+            return b.run(Linear { x: &x, weights, epilogue: *epilogue });
+        }
+    };
+    let outputs = weight.rows();
     let y = b.alloc(DType::F32, x.rows(), outputs)?; // [rows, outputs]
     for start in (0..outputs).step_by(TILE) {
         let tile = start..outputs.min(start + TILE);
-        let w = b.run(Dequant { w: &weights.weight, rows: tile.clone() })?; // [tile, inputs]
+        let w = b.run(Dequant { w: weight, rows: tile.clone() })?; // [tile, inputs]
         let bias = weights.bias.as_ref().map(|bias| bias.col_range(tile.clone()));
         let part = epilogue.columns(tile.clone(), |epilogue| {
             b.run(Matmul { x, weight: &w, bias: bias.as_ref(), epilogue })
@@ -73,17 +83,6 @@ pub fn linear<B: Backend>(b: &B, op: &Linear<'_, B>) -> Result<Tensor<B>> {
         b.run(Copy { from: &part, to: &y.col_range(tile) })?;
     }
     Ok(y)
-}
-
-/// Act-order linear layer: permutes the input columns, then runs the layer.
-pub(crate) fn linear_permuted<B: Backend>(
-    b: &B,
-    op: &Linear<'_, B>,
-    indices: &Tensor<B>,
-) -> Result<Tensor<B>> {
-    let x = b.run(PermuteCols { x: op.x, indices })?; // [rows, inputs]
-    let by = LinearWeights::new(op.weights.weight.clone(), op.weights.bias.clone());
-    b.run(Linear { x: &x, weights: &by, epilogue: op.epilogue })
 }
 
 /// The norm, then each layer into its columns of the result.

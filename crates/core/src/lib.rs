@@ -24,12 +24,12 @@ pub use dtype::{DType, Elem};
 pub use error::{Error, Refusal, Result};
 pub use lora::{Adapter, LoraPair, LoraRows, LoraTarget};
 pub use null::Null;
-pub use observe::{Observer, TensorId};
+pub use observe::{Observed, Observer, TensorId};
 pub use plan::{LayerKv, LayerState, Span, StateRows, Step, StepPlan};
 pub use tallow_quant::Format;
 pub use tensor::Tensor;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
-    Activation, AttnSpec, Decay, DeltaHeads, Expert, Groups, Heads, HostWeight, LinearWeights, Norm,
-    NormKind, QkNorm, ReleaseRows, RopePairs, RopeTable, Routing, Scores, ShareOf, Sharing, Weight,
+    Activation, AttnSpec, Decay, DeltaHeads, Expert, Groups, Heads, HostWeight, LinearWeight, LinearWeights,
+    Norm, NormKind, QkNorm, ReleaseRows, RopePairs, RopeTable, Routing, Scores, ShareOf, Sharing, Weight,
 };

@@ -25,6 +25,12 @@ impl<B: Backend> Tensor<B> {
         Tensor { buf, dtype, rows, cols, stride: cols, offset: 0 }
     }
 
+    /// The same view, with backend `C`'s handle to the buffer.
+    pub(crate) fn of<C: Backend>(&self, buf: C::Buf) -> Tensor<C> {
+        let Tensor { dtype, rows, cols, stride, offset, .. } = *self;
+        Tensor { buf, dtype, rows, cols, stride, offset }
+    }
+
     /// The underlying buffer.
     pub fn buf(&self) -> &B::Buf {
         &self.buf

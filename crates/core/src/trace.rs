@@ -4,8 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::observe::{Observer, ObserverSlot, TensorId};
-
 /// One launched op. An op directly followed by deeper ones was composed of them; any other ran natively.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
@@ -15,12 +13,11 @@ pub struct Launch {
     pub depth: usize,
 }
 
-/// A backend's op recorder and observer slot. Recording costs nothing while it is off.
+/// A backend's op recorder. Recording costs nothing while it is off.
 #[derive(Debug, Default)]
 pub struct Trace {
     depth: Cell<usize>,
     log: RefCell<Option<Vec<Launch>>>,
-    observer: RefCell<ObserverSlot>,
 }
 
 impl Trace {
@@ -32,21 +29,6 @@ impl Trace {
     /// Stops recording and returns the record.
     pub fn stop(&self) -> Vec<Launch> {
         self.log.borrow_mut().take().unwrap_or_default()
-    }
-
-    /// Sets the observer, called with the input of every linear layer that has a [`TensorId`]; `None` removes it.
-    pub fn set_observer(&self, ear: Option<Observer>) {
-        *self.observer.borrow_mut() = ObserverSlot(ear);
-    }
-
-    pub(crate) fn is_observed(&self) -> bool {
-        self.observer.borrow().0.is_some()
-    }
-
-    pub(crate) fn observe(&self, origin: &TensorId, rows: &[f32]) {
-        if let Some(ear) = self.observer.borrow_mut().0.as_mut() {
-            ear(origin, rows);
-        }
     }
 
     pub(crate) fn enter(&self, op: &'static str) -> Entered<'_> {

@@ -21,14 +21,19 @@ pub struct HostWeight<'a> {
     /// Called with ranges of rows that the device has finished reading, while it reads others, from any thread. Each
     /// row is reported at most once, and possibly never.
     pub release: &'a ReleaseRows<'a>,
+    /// The checkpoint tensor that it comes from. Devices do not read it; [`Observed`](crate::Observed) names the
+    /// inputs of a layer by it.
+    pub tensor: Option<&'a TensorId>,
 }
 
 /// Callback with rows of a weight that will not be read again, so that their memory can be released.
 pub type ReleaseRows<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 
-impl HostWeight<'_> {
-    /// A no-op `release`, for rows that stay in memory anyway.
-    pub const KEEP_ROWS: &'static ReleaseRows<'static> = &|_| {};
+impl<'a> HostWeight<'a> {
+    /// A weight whose rows stay in memory, and that comes from no tensor in particular.
+    pub fn new(format: Format, rows: usize, cols: usize, bytes: &'a [u8]) -> HostWeight<'a> {
+        HostWeight { format, rows, cols, bytes, release: &|_| {}, tensor: None }
+    }
 
     /// Bytes of a row, or `None` if `cols` is not a whole number of blocks. A Q8_0 row may end within a block, which is
     /// padded with zeros.
@@ -113,37 +118,89 @@ impl<B: Backend> fmt::Debug for Weight<B> {
     }
 }
 
+/// The weight of a linear layer, by the order of its columns.
+#[derive(Debug)]
+pub enum LinearWeight<B: Backend> {
+    /// Column `i` multiplies input `i`.
+    InOrder(Weight<B>),
+    /// Act-order (GPTQ `desc_act`): the columns are sorted by quantization group. [`compose::linear`] permutes the
+    /// input; a device that fuses ops composes those that have such a layer.
+    ///
+    /// [`compose::linear`]: crate::compose::linear
+    ActOrder {
+        /// [outputs, inputs]
+        weight: Weight<B>,
+        /// [1, inputs]: the input that each column multiplies.
+        order: Tensor<B>,
+    },
+}
+
+impl<B: Backend> LinearWeight<B> {
+    /// A weight whose columns multiply the inputs in this order, if not one after the other.
+    pub fn new(weight: Weight<B>, order: Option<Tensor<B>>) -> LinearWeight<B> {
+        match order {
+            Some(order) => LinearWeight::ActOrder { weight, order },
+            None => LinearWeight::InOrder(weight),
+        }
+    }
+
+    /// The weight, if its columns are in the order of the inputs.
+    pub fn in_order(&self) -> Option<&Weight<B>> {
+        match self {
+            LinearWeight::InOrder(weight) => Some(weight),
+            LinearWeight::ActOrder { .. } => None,
+        }
+    }
+
+    fn weight(&self) -> &Weight<B> {
+        match self {
+            LinearWeight::InOrder(weight) | LinearWeight::ActOrder { weight, .. } => weight,
+        }
+    }
+
+    /// Outputs.
+    pub fn rows(&self) -> usize {
+        self.weight().rows()
+    }
+
+    /// Inputs.
+    pub fn cols(&self) -> usize {
+        self.weight().cols()
+    }
+}
+
+impl<B: Backend> Clone for LinearWeight<B> {
+    fn clone(&self) -> Self {
+        match self {
+            LinearWeight::InOrder(weight) => LinearWeight::InOrder(weight.clone()),
+            LinearWeight::ActOrder { weight, order } => {
+                LinearWeight::ActOrder { weight: weight.clone(), order: order.clone() }
+            }
+        }
+    }
+}
+
 /// A linear layer: `x · weightᵀ + bias`.
 #[derive(Debug)]
 pub struct LinearWeights<B: Backend> {
     /// [outputs, inputs]
-    pub weight: Weight<B>,
+    pub weight: LinearWeight<B>,
     /// [1, outputs]
     pub bias: Option<Tensor<B>>,
-    /// [1, inputs]: act-order (GPTQ `desc_act`): the input column that each column of the weight multiplies. Handled
-    /// by the ops' `launch`: no backend method is called with such a layer.
-    pub permutation: Option<Tensor<B>>,
-    /// The checkpoint tensor the weight comes from, for observers of the layer's input (imatrix).
-    pub tensor_id: Option<TensorId>,
-    /// The LoRA target of this layer, if adapters can have a delta for it.
+    /// The LoRA target of this layer, if adapters can have a delta for it. Read only where a step has adapters.
     pub lora_target: Option<LoraTarget>,
 }
 
 impl<B: Backend> LinearWeights<B> {
-    /// A linear layer without permutation, tensor id or LoRA target.
+    /// A linear layer that is no LoRA target.
     pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> LinearWeights<B> {
-        LinearWeights { weight, bias, permutation: None, tensor_id: None, lora_target: None }
+        LinearWeights { weight: LinearWeight::InOrder(weight), bias, lora_target: None }
     }
+}
 
-    /// The same layer with its [`TensorId`]: matrix `matrix` of the `of` in `tensor`.
-    pub fn with_tensor_id(self, tensor: &str, matrix: usize, of: usize) -> LinearWeights<B> {
-        let cols = self.weight.cols();
-        LinearWeights { tensor_id: Some(TensorId { tensor: tensor.into(), matrix, of, cols }), ..self }
-    }
-
-    /// Whether any of these layers permutes its input columns (act-order).
-    pub(crate) fn any_permuted<'a>(some: impl IntoIterator<Item = &'a LinearWeights<B>>) -> bool {
-        some.into_iter().any(|l| l.permutation.is_some())
+impl<B: Backend> Clone for LinearWeights<B> {
+    fn clone(&self) -> Self {
+        LinearWeights { weight: self.weight.clone(), bias: self.bias.clone(), lora_target: self.lora_target }
     }
 }
 

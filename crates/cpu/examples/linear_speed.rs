@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use tallow_core::ops::{Epilogue, Linear};
-use tallow_core::{Backend, DType, Format, HostWeight, LinearWeights, Memory};
+use tallow_core::{Backend, DType, Format, HostWeight, LinearWeights, Memory, Weight};
 use tallow_cpu::{Cpu, Isa};
 
 const OUTPUTS: usize = 3072;
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}", b.label());
     for format in Format::ALL.into_iter().filter(wanted) {
         let weights = weights(&b, format)?;
-        let bytes: usize = weights.iter().map(|l| l.weight.bytes()).sum();
+        let bytes: usize = weights.iter().filter_map(|l| l.weight.in_order()).map(Weight::bytes).sum();
         let read = b.read_speed(&memory) / 1e9;
         print!("{:8} read {read:5.1} GB/s", format.name());
         for &rows in &rows {
@@ -57,13 +57,7 @@ fn weights(b: &Cpu, format: Format) -> Result<Vec<LinearWeights<Cpu>>, Box<dyn s
     let bytes = bytes.repeat(OUTPUTS);
     let count = WEIGHTS.div_ceil(bytes.len());
     let one = || {
-        let weight = b.prepare(HostWeight {
-            format,
-            rows: OUTPUTS,
-            cols: INPUTS,
-            bytes: &bytes,
-            release: HostWeight::KEEP_ROWS,
-        })?;
+        let weight = b.prepare(HostWeight::new(format, OUTPUTS, INPUTS, &bytes))?;
         Ok(LinearWeights::new(weight, None))
     };
     (0..count).map(|_| one()).collect()

@@ -29,8 +29,7 @@ fn noise(seed: u32, count: usize) -> Vec<f32> {
 fn linear(b: &Cpu, format: Format, rows: usize, cols: usize) -> LinearWeights<Cpu> {
     let mut bytes = vec![0; rows * format.row_bytes(cols).unwrap()];
     tallow_quant::pack(format, &noise(7, rows * cols), &mut bytes).unwrap();
-    let weight =
-        b.prepare(HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS }).unwrap();
+    let weight = b.prepare(HostWeight::new(format, rows, cols, &bytes)).unwrap();
     LinearWeights::new(weight, None)
 }
 

@@ -14,7 +14,7 @@ fn said(threads: usize, format: Format, rows: usize, cols: usize) -> Vec<Range<u
     let bytes = vec![0; rows * format.row_bytes(cols).unwrap()];
     let said = Mutex::new(Vec::new());
     let spent = |rows| said.lock().unwrap().push(rows);
-    b.prepare(HostWeight { format, rows, cols, bytes: &bytes, release: &spent }).unwrap();
+    b.prepare(HostWeight { release: &spent, ..HostWeight::new(format, rows, cols, &bytes) }).unwrap();
     let mut said = said.into_inner().unwrap();
     said.sort_by_key(|rows| rows.start);
     said

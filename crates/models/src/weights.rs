@@ -19,7 +19,10 @@ use std::path::Path;
 use tallow_checkpoint::grouped::Grouped;
 use tallow_checkpoint::tensor_names::{Layout, Names, is_redundant, of_layer};
 use tallow_checkpoint::{Checkpoint, Kind, Stored};
-use tallow_core::{Backend, Error, HostWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, Weight};
+use tallow_core::{
+    Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, TensorId,
+    Weight,
+};
 use tallow_quant::Format;
 
 use crate::adapter::Target;
@@ -197,12 +200,13 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     /// The weight `name`, packed for the device: [rows, cols]
     pub(crate) fn weight(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        let layer = self.unbiased_linear(name, rows, cols)?;
-        if layer.permutation.is_some() {
-            let why = "its inputs come in another order, which a table cannot have";
-            return Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why));
+        match self.unbiased_linear(name, rows, cols)?.weight {
+            LinearWeight::InOrder(weight) => Ok(weight),
+            LinearWeight::ActOrder { .. } => {
+                let why = "its inputs come in another order, which a table cannot have";
+                Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why))
+            }
         }
-        Ok(layer.weight)
     }
 
     /// A linear layer with weight `name` and no bias: [rows, cols]
@@ -218,13 +222,13 @@ impl<'a, B: Backend> Weights<'a, B> {
             return self.grouped((stored, name), matrix, (rows, cols));
         }
         let stored = self.stored(name, &shape)?;
-        let layer = LinearWeights::new(self.whole_weight(name, stored, rows)?, None);
-        Ok(layer.with_tensor_id(self.called(name), 0, 1))
+        Ok(LinearWeights::new(self.whole_weight(name, stored, rows)?, None))
     }
 
-    /// The file's own name of tensor `name`.
-    fn called<'n>(&self, name: &'n str) -> &'n str {
-        self.find(name).map_or(name, |(name, _)| name)
+    /// Matrix `matrix` of the `of` in tensor `name`, by the file's own name.
+    fn id(&self, name: &str, (matrix, of): (usize, usize), cols: usize) -> TensorId {
+        let tensor = self.find(name).map_or(name, |(name, _)| name).into();
+        TensorId { tensor, matrix, of, cols }
     }
 
     /// A whole tensor as one weight of `rows` rows.
@@ -243,10 +247,12 @@ impl<'a, B: Backend> Weights<'a, B> {
     ) -> Result<Vec<Weight<B>>> {
         let (check, bytes) = (StreamCheck::new(stored, format, count * rows), stored.bytes());
         let (size, cols) = (bytes.len() / count.max(1), stored.len() / (count * rows).max(1));
+        let id = self.id(name, (0, count), cols);
         let prepare = |i: usize| {
+            let id = TensorId { matrix: i, ..id.clone() };
             let release_rows = |of: Range<usize>| check.release_rows(i * rows + of.start..i * rows + of.end);
-            let bytes = &bytes[i * size..(i + 1) * size];
-            self.give(name, HostWeight { format, rows, cols, bytes, release: &release_rows })
+            let weight = HostWeight::new(format, rows, cols, &bytes[i * size..(i + 1) * size]);
+            self.give(name, HostWeight { release: &release_rows, tensor: Some(&id), ..weight })
         };
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
         // Report damage first: an error that damaged data causes on the device would mislead.
@@ -264,7 +270,8 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let bytes = quantized(&weight, wanted, None)?;
         (weight.release)(0..weight.rows);
-        self.b.prepare(HostWeight { format: wanted, bytes: &bytes, release: HostWeight::KEEP_ROWS, ..weight })
+        let HostWeight { rows, cols, tensor, .. } = weight;
+        self.b.prepare(HostWeight { tensor, ..HostWeight::new(wanted, rows, cols, &bytes) })
     }
 
     /// A linear layer whose matrix is made of several tensors (GPTQ, AWQ and the like).
@@ -280,15 +287,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let (mut bytes, order) = (room(matrix.size())?, matrix.order());
         matrix.write(order.as_deref(), &mut bytes);
-        let format = matrix.format();
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
+        let weight = HostWeight::new(matrix.format(), rows, cols, &bytes);
+        let weight = HostWeight { tensor: Some(&self.id(name, (0, 1), cols)), ..weight };
         let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
-        let permutation = order.map(|order| self.b.upload_row(&order)).transpose()?;
-        Ok(LinearWeights {
-            permutation,
-            ..LinearWeights::new(weight, None).with_tensor_id(self.called(name), 0, 1)
-        })
+        let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
+        Ok(LinearWeights { weight: LinearWeight::new(weight, order), bias: None, lora_target: None })
     }
 
     /// A linear layer of layer `i` with a single output; some files store its weight as a vector.
@@ -299,10 +303,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.whole_weight(&name, stored, 1)?;
         let site = self.target(&of_layer(pattern, i), (1, cols), None);
-        Ok(LinearWeights {
-            lora_target: Some(site),
-            ..LinearWeights::new(weight, None).with_tensor_id(self.called(&name), 0, 1)
-        })
+        Ok(LinearWeights { lora_target: Some(site), ..LinearWeights::new(weight, None) })
     }
 
     /// A tensor's values as `f32`, with `offset` added to each.
@@ -376,10 +377,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let name = of_layer(pattern, i);
         let layer = match self.names().layout {
             Layout::Rows | Layout::RowsByHead => self.unbiased_linear(&named(&name), rows, cols)?,
-            Layout::Columns => {
-                let weight = self.transposed(&named(&name), rows, cols)?;
-                LinearWeights::new(weight, None).with_tensor_id(self.called(&named(&name)), 0, 1)
-            }
+            Layout::Columns => LinearWeights::new(self.transposed(&named(&name), rows, cols)?, None),
         };
         let site = self.target(&name, (rows, cols), None);
         Ok(LinearWeights { bias: self.bias(&name, rows, bias)?, lora_target: Some(site), ..layer })

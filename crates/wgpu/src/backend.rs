@@ -134,15 +134,16 @@ impl Wgpu {
         })
     }
 
-    /// The parts of several linear layers whose outputs are concatenated.
-    fn side_by_side(by: &[LinearWeights<Wgpu>]) -> Result<Vec<Part<'_>>> {
+    /// The parts of several linear layers whose outputs are concatenated; `None` if one has act-order.
+    fn side_by_side(by: &[LinearWeights<Wgpu>]) -> Result<Option<Vec<Part<'_>>>> {
         let mut column = 0;
         let mut parts = Vec::new();
         for linear in by {
-            parts.extend(Wgpu::parts(&linear.weight, linear.bias.as_ref(), column)?);
-            column += linear.weight.rows();
+            let Some(weight) = linear.weight.in_order() else { return Ok(None) };
+            parts.extend(Wgpu::parts(weight, linear.bias.as_ref(), column)?);
+            column += weight.rows();
         }
-        Ok(parts)
+        Ok(Some(parts))
     }
 
     fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
@@ -152,10 +153,11 @@ impl Wgpu {
     /// Gate and up as two parts with the same outputs, where one gated kernel can compute both.
     fn gated<'a>(op: &Ffn<'a, Wgpu>) -> Result<Option<[Part<'a>; 2]>> {
         let width = op.down.weight.cols();
-        if !op.is_gated() || !Wgpu::is_few(op.x.rows()) {
+        if !op.is_gated() || !Wgpu::is_few(op.x.rows()) || op.down.weight.in_order().is_none() {
             return Ok(None);
         }
-        Ok(match &Wgpu::side_by_side(op.up)?[..] {
+        let Some(parts) = Wgpu::side_by_side(op.up)? else { return Ok(None) };
+        Ok(match &parts[..] {
             [gate, up] if gate.rows == width && up.rows == width => Some([*gate, *up]),
             // Gate and up fused in one weight: up must begin at a whole group of rows.
             [both] if matches!(both.stored, Stored::Packed(_)) && width.is_multiple_of(LANES) => {
@@ -363,7 +365,7 @@ impl Backend for Wgpu {
     }
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Wgpu>> {
-        let HostWeight { format, rows, cols, bytes, release } = weight;
+        let HostWeight { format, rows, cols, bytes, release, .. } = weight;
         compose::check_weight(&weight)?;
         let (layout, groups) = (weights::layout(format), rows.div_ceil(LANES));
         let words = layout.group_words(cols);
@@ -390,18 +392,20 @@ impl Backend for Wgpu {
     }
 
     fn linear(&self, op: &Linear<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
-        let out = self.like(op.x.rows(), op.weights.weight.rows())?;
-        let parts = Wgpu::parts(&op.weights.weight, op.weights.bias.as_ref(), 0)?;
+        let Some(weight) = op.weights.weight.in_order() else { return compose::linear(self, op) };
+        let out = self.like(op.x.rows(), weight.rows())?;
+        let parts = Wgpu::parts(weight, op.weights.bias.as_ref(), 0)?;
         self.multiply(&Product { x: op.x, out: &out, then: op.epilogue }, &parts)?;
         Ok(out)
     }
 
     fn linear_many(&self, op: &LinearMany<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let Some(parts) = Wgpu::side_by_side(op.weights)? else { return compose::linear_many(self, op) };
         let normed =
             op.norm.map(|norm| self.normalize(&Normalize { x: op.x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
         let out = self.like(op.x.rows(), op.cols())?;
-        self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &Wgpu::side_by_side(op.weights)?)?;
+        self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &parts)?;
         Ok(out)
     }
 

@@ -94,7 +94,7 @@ fn numbers(seed: u32, n: usize) -> Vec<f32> {
 fn weight(b: &Wgpu, format: Format, rows: usize, cols: usize) -> tallow_core::Weight<Wgpu> {
     let mut bytes = vec![0; format.row_bytes(cols).unwrap() * rows];
     tallow_quant::pack(format, &numbers(7, rows * cols), &mut bytes).unwrap();
-    b.prepare(HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS }).unwrap()
+    b.prepare(HostWeight::new(format, rows, cols, &bytes)).unwrap()
 }
 
 /// Pages of the KV cache in these tests.

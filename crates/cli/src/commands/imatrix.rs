@@ -6,6 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use tallow_convert::{Conversion, Inputs, Measured};
+use tallow_core::Observed;
 use tallow_engine::scheduler::Wanted;
 
 use super::print;
@@ -15,7 +16,7 @@ use crate::chunks::Chunks;
 use crate::devices::{Arithmetic, MeasuredBackend};
 use crate::load;
 use crate::settings::{Sources, unreadable};
-use crate::single_runner::{ModelTask, Setup, SingleRunner, run_single};
+use crate::single_runner::{DeviceTask, Setup, UnloadedModel, run_on_device};
 use crate::terminal;
 
 /// Tokens per step.
@@ -41,7 +42,7 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     }
     let mut setup = Setup::new(sources, &args.device, Some("f32"), Arithmetic::Fast)?;
     (setup.context, setup.batch) = (context, STEP.min(context));
-    let inputs = run_single(&opened.model, setup, &mut Capture { chunks: &chunks, step: setup.batch })?;
+    let inputs = run_on_device(&opened.model, setup, &mut Capture { chunks: &chunks, step: setup.batch })?;
     let measured = Measured {
         text: args.file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         goes: chunks.len(),
@@ -75,15 +76,16 @@ struct Capture<'a> {
     step: usize,
 }
 
-impl ModelTask for Capture<'_> {
+impl DeviceTask for Capture<'_> {
     type Output = Inputs;
 
-    fn run<B: MeasuredBackend>(&mut self, mut runner: SingleRunner<B>) -> Result<Inputs, Failed> {
+    fn run<B: MeasuredBackend>(&mut self, b: B, model: &UnloadedModel<'_>) -> Result<Inputs, Failed> {
+        let mut runner = model.load(Observed::new(b))?;
         let bar = terminal::count_bar(self.chunks.len() as u64, "measuring");
         let inputs = Rc::new(RefCell::new(Inputs::default()));
         let sums = inputs.clone();
-        let observer = Box::new(move |origin: &_, rows: &[f32]| sums.borrow_mut().add(origin, rows));
-        runner.backend().trace().set_observer(Some(observer));
+        let observer = Box::new(move |id: &_, rows: &[f32]| sums.borrow_mut().add(id, rows));
+        runner.backend().set_observer(Some(observer));
         for chunk in self.chunks {
             runner.rewind(0);
             for tokens in chunk.chunks(self.step) {
@@ -91,7 +93,6 @@ impl ModelTask for Capture<'_> {
             }
             bar.inc(1);
         }
-        runner.backend().trace().set_observer(None);
         bar.finish_and_clear();
         Ok(inputs.take())
     }

@@ -1,7 +1,10 @@
 use super::oracle::{Normed, Product, activate, gated as held};
 use super::{Bench, Bounded, CoreResult, Host, Outcome, Random, ensure, text};
-use crate::ops::{Activate, Epilogue, Ffn, Head, Linear, LinearMany, Moe, Normalize, PermuteCols};
-use crate::{Activation, Backend, Expert, Format, LinearWeights, Norm, NormKind, ShareOf, Tensor, compose};
+use crate::ops::{Activate, Epilogue, Ffn, Head, Linear, LinearMany, Lora, Moe, Normalize, PermuteCols};
+use crate::{
+    Activation, Backend, Expert, Format, LinearWeight, LinearWeights, Norm, NormKind, ShareOf, Tensor,
+    compose,
+};
 
 /// A random RMSNorm: its weight on the host, and the norm on the device.
 pub(super) fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
@@ -260,7 +263,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     t.same("alone", &logits(&[3])?, &logits(&[0, 3, 8])?.row_range(1..2))
 }
 
-/// Act-order: in every op with linear layers, layers with a permutation match plain layers on permuted inputs.
+/// Act-order: in every op with linear layers, layers with act-order match plain layers on permuted inputs.
 pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (rows, dim, width) = (5, 96, 64);
     let order = |n: usize| (0..n as u32).map(|i| (i * 29 + 11) % n as u32).collect::<Vec<_>>();
@@ -268,10 +271,8 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let layer = |seed: u64, rows: usize, cols: usize, order: Option<&Tensor<B>>| {
         let (weight, _) = t.weight(seed, Format::Q8_0, rows, cols)?;
         let bias = t.up(&Host::random(seed, 1, rows))?;
-        Ok::<_, String>(LinearWeights {
-            permutation: order.cloned(),
-            ..LinearWeights::new(weight, Some(bias))
-        })
+        let weight = LinearWeight::new(weight, order.cloned());
+        Ok::<_, String>(LinearWeights { weight, bias: Some(bias), lora_target: None })
     };
     let block = |order: Option<&Tensor<B>>, of_down: Option<&Tensor<B>>| {
         let up = vec![layer(1, width, dim, order)?, layer(2, width, dim, order)?];
@@ -289,6 +290,8 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     same("linear", linear(&x, &other.up[0]), linear(&picked, &plain.up[0]))?;
     let many = |x, weights| t.b.run(LinearMany { x, norm: None, weights });
     same("linear_many", many(&x, &other.up), many(&picked, &plain.up))?;
+    let lora = t.b.run(Lora { x: &x, norm: None, weights: &other.up, epilogue, adapters: &[] });
+    same("lora", lora, many(&picked, &plain.up))?;
     let act = Activation::Silu;
     let ffn = |x, e: &Expert<B>| {
         t.b.run(Ffn { x, norm: None, up: &e.up, act, down: &e.down, epilogue, adapters: &[] })

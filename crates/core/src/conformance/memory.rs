@@ -78,13 +78,7 @@ pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     ensure(down.is_err(), || "floats were read as integers".into())?;
     for (format, bytes) in [(Format::F32, 31), (Format::Q8_0, 33), (Format::Q4_0, 18)] {
         let short = vec![0; bytes];
-        let got = t.b.prepare(HostWeight {
-            format,
-            rows: 1,
-            cols: 8,
-            bytes: &short,
-            release: HostWeight::KEEP_ROWS,
-        });
+        let got = t.b.prepare(HostWeight::new(format, 1, 8, &short));
         ensure(got.is_err(), || format!("{bytes} bytes of {format} gave {got:?}"))?;
     }
     states(t)

@@ -217,7 +217,7 @@ impl<'a, B: Backend> Bench<'a, B> {
             let mut spent = spent.lock().unwrap_or_else(PoisonError::into_inner);
             rows.for_each(|row| spent[row] += 1);
         };
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: &count };
+        let weight = HostWeight { release: &count, ..HostWeight::new(format, rows, cols, &bytes) };
         let weight = self.b.prepare(weight).map_err(text)?;
         let spent = spent.into_inner().unwrap_or_else(PoisonError::into_inner);
         ensure(spent.iter().all(|times| *times <= 1), || format!("rows of {weight:?} were spent twice"))?;
@@ -346,4 +346,11 @@ fn ensure(ok: bool, what: impl FnOnce() -> String) -> Outcome {
 #[cfg(test)]
 mod tests {
     crate::conformance!(super::Suite::shapes(), crate::Null::default());
+
+    mod observed {
+        crate::conformance!(
+            crate::conformance::Suite::shapes(),
+            crate::Observed::new(crate::Null::default())
+        );
+    }
 }

@@ -2,7 +2,7 @@ use super::linear::{check_linear, joint_cols};
 use super::lora::check_adapted;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Activation, Backend, LinearWeights, LoraRows, Norm, Result, Tensor, compose};
+use crate::{Activation, Backend, LinearWeights, LoraRows, Norm, Result, Tensor};
 
 /// Feed-forward block: norm, up (and gate), activation, down.
 #[derive(Debug)]
@@ -65,9 +65,6 @@ impl<B: Backend> Op<B> for Ffn<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        match b.trace().is_observed() || LinearWeights::any_permuted(self.up.iter().chain([self.down])) {
-            true => compose::ffn(b, self),
-            false => b.ffn(self),
-        }
+        b.ffn(self)
     }
 }

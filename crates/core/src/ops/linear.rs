@@ -1,6 +1,6 @@
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Backend, LinearWeights, Norm, Result, Tensor, compose, observe};
+use crate::{Backend, LinearWeight, LinearWeights, Norm, Result, Tensor};
 
 /// A linear layer: `x · weightᵀ + bias`, then the epilogue.
 #[derive(Debug)]
@@ -13,10 +13,12 @@ pub struct Linear<'a, B: Backend> {
     pub epilogue: Epilogue<'a, B>,
 }
 
-/// The input, permutation and bias fit the weight.
+/// The input, column order and bias fit the weight.
 pub(super) fn check_linear<B: Backend>(c: &Check, by: &LinearWeights<B>, inputs: usize) -> Result<()> {
     c.that(by.weight.cols() == inputs, "x", format_args!("{} columns", by.weight.cols()), inputs)?;
-    by.permutation.as_ref().map_or(Ok(()), |order| c.ids("the order", order, inputs))?;
+    if let LinearWeight::ActOrder { order, .. } = &by.weight {
+        c.ids("the order", order, inputs)?;
+    }
     by.bias.as_ref().map_or(Ok(()), |bias| c.row("bias", bias, by.weight.rows()))
 }
 
@@ -38,11 +40,7 @@ impl<B: Backend> Op<B> for Linear<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        observe::observe(b, self.x, self.weights)?;
-        match &self.weights.permutation {
-            Some(at) => compose::linear_permuted(b, self, at),
-            None => b.linear(self),
-        }
+        b.linear(self)
     }
 }
 
@@ -79,9 +77,6 @@ impl<B: Backend> Op<B> for LinearMany<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        match b.trace().is_observed() || LinearWeights::any_permuted(self.weights) {
-            true => compose::linear_many(b, self),
-            false => b.linear_many(self),
-        }
+        b.linear_many(self)
     }
 }

@@ -4,7 +4,7 @@ use super::linear::{check_linear, joint_cols};
 use super::matmul::Epilogue;
 use super::{Check, Op};
 use crate::lora::in_order;
-use crate::{Backend, LinearWeights, LoraPair, LoraRows, Norm, Result, Tensor, compose};
+use crate::{Backend, LinearWeights, LoraPair, LoraRows, Norm, Result, Tensor};
 
 /// Linear layers over one input plus the LoRA deltas of its rows. Rows without an adapter are bit-identical to the
 /// result of [`Linear`](super::Linear) or [`LinearMany`](super::LinearMany).
@@ -108,9 +108,6 @@ impl<B: Backend> Op<B> for Lora<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        match LinearWeights::any_permuted(self.weights) {
-            true => compose::lora(b, self),
-            false => b.lora(self),
-        }
+        b.lora(self)
     }
 }

@@ -1,7 +1,7 @@
 use super::ffn::check_block;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Activation, Backend, Expert, LinearWeights, Result, ShareOf, Tensor, compose, observe};
+use crate::{Activation, Backend, Expert, Result, ShareOf, Tensor};
 
 /// Mixture of experts, each a feed-forward block: a row of the result is the weighted sum of its experts' outputs.
 #[derive(Debug)]
@@ -44,12 +44,6 @@ impl<B: Backend> Op<B> for Moe<'_, B> {
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {
-        if b.trace().is_observed() {
-            return observe::moe(b, self);
-        }
-        match LinearWeights::any_permuted(self.experts.iter().flat_map(|e| e.up.iter().chain([&e.down]))) {
-            true => compose::moe(b, self),
-            false => b.moe(self),
-        }
+        b.moe(self)
     }
 }

@@ -32,11 +32,10 @@ fn cost(rows: usize, inputs: &[ActivationInput<'_>]) -> usize {
 }
 
 impl Cpu {
-    /// Input of down, [rows, width].
-    pub(crate) fn gated_up(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let layers = OutputColumns::side_by_side(op.up);
+    /// Input of down, [rows, width]. `layers`: gate and up.
+    pub(crate) fn gated_up(&self, op: &Ffn<'_, Cpu>, layers: &[OutputColumns<'_>]) -> Result<Tensor<Cpu>> {
         let x = self.input(op.x, op.norm, layers.iter().map(|l| &l.w))?;
-        self.run_gated_up(op, &activation_inputs(self.kernels, &x, &layers), |_| ())
+        self.run_gated_up(op, &activation_inputs(self.kernels, &x, layers), |_| ())
     }
 
     /// The same from the products of the layers, split into pieces. Every piece begins with `first`.
@@ -90,15 +89,7 @@ mod tests {
             }
             _ => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
         };
-        let weight = b
-            .prepare(HostWeight {
-                format,
-                rows: outputs,
-                cols: inputs,
-                bytes: &bytes,
-                release: HostWeight::KEEP_ROWS,
-            })
-            .unwrap();
+        let weight = b.prepare(HostWeight::new(format, outputs, inputs, &bytes)).unwrap();
         let bias = bias.then(|| b.upload_row(&numbers(7, outputs)).unwrap());
         LinearWeights::new(weight, bias)
     }

@@ -47,20 +47,16 @@ impl<'a> OutputColumns<'a> {
         self.column..self.column + self.outputs
     }
 
-    /// Linear layers with their outputs side by side (as in fused QKV or gate-up).
-    pub(crate) fn side_by_side(layers: &'a [LinearWeights<Cpu>]) -> Vec<OutputColumns<'a>> {
+    /// Linear layers with their outputs side by side (as in fused QKV or gate-up); `None` if one has act-order.
+    pub(crate) fn side_by_side(layers: &'a [LinearWeights<Cpu>]) -> Option<Vec<OutputColumns<'a>>> {
+        let mut parts = Vec::with_capacity(layers.len());
         let mut column = 0;
-        let one = |l: &'a LinearWeights<Cpu>| {
-            let outputs = l.weight.rows();
+        for l in layers {
+            let (w, outputs) = (source(l.weight.in_order()?), l.weight.rows());
+            parts.push(OutputColumns { w, bias: l.bias.as_ref().map(Mat::new), outputs, column });
             column += outputs;
-            OutputColumns {
-                w: source(&l.weight),
-                bias: l.bias.as_ref().map(Mat::new),
-                outputs,
-                column: column - outputs,
-            }
-        };
-        layers.iter().map(one).collect()
+        }
+        Some(parts)
     }
 }
 
@@ -71,13 +67,12 @@ impl Cpu {
         &self,
         x: &Tensor<Cpu>,
         norm: Option<&Norm<Cpu>>,
-        weights: &[LinearWeights<Cpu>],
+        layers: &[OutputColumns<'_>],
         epilogue: Epilogue<'_, Cpu>,
     ) -> Result<Tensor<Cpu>> {
-        let layers = OutputColumns::side_by_side(weights);
         let input = self.input(x, norm, layers.iter().map(|l| &l.w))?;
         let out = self.alloc(DType::F32, x.rows(), layers.iter().map(|l| l.outputs).sum())?;
-        self.run_linear(&self.linear_tasks(&input, &layers, &out, epilogue), |_| ());
+        self.run_linear(&self.linear_tasks(&input, layers, &out, epilogue), |_| ());
         Ok(out)
     }
 

@@ -215,28 +215,34 @@ fn delta<'a>(of: &'a Option<LayerDelta<'_>>) -> Option<&'a dyn AddToSums> {
 }
 
 impl Cpu {
-    /// [`Cpu::linear_layers`] plus the deltas of the adapters.
-    pub(crate) fn linear_with_lora(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    /// [`Cpu::linear_layers`] plus the deltas of the adapters. `layers`: those of the op.
+    pub(crate) fn linear_with_lora(
+        &self,
+        op: &Lora<'_, Cpu>,
+        layers: &[OutputColumns<'_>],
+    ) -> Result<Tensor<Cpu>> {
         let deltas = LoraDeltas::new(self, op.weights, op.adapters, op.x.rows())?;
-        let layers = OutputColumns::side_by_side(op.weights);
         let x = self.input(op.x, op.norm, layers.iter().map(|l| &l.w).chain(deltas.a_weights()))?;
         let out = self.alloc(DType::F32, op.x.rows(), op.cols())?;
         let phase = deltas.over(self.kernels, &x);
         let by_layer = phase.by_layer(layers.len());
-        let mut tasks = self.linear_tasks(&x, &layers, &out, op.epilogue);
+        let mut tasks = self.linear_tasks(&x, layers, &out, op.epilogue);
         tasks.iter_mut().zip(&by_layer).for_each(|(task, of)| task.delta = delta(of));
         self.run_linear(&tasks, |scratch| phase.help(scratch));
         Ok(out)
     }
 
     /// [`Cpu::gated_up`] plus the deltas of the adapters.
-    pub(crate) fn gated_up_with_lora(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    pub(crate) fn gated_up_with_lora(
+        &self,
+        op: &Ffn<'_, Cpu>,
+        layers: &[OutputColumns<'_>],
+    ) -> Result<Tensor<Cpu>> {
         let deltas = LoraDeltas::new(self, op.up, op.adapters, op.x.rows())?;
-        let layers = OutputColumns::side_by_side(op.up);
         let x = self.input(op.x, op.norm, layers.iter().map(|l| &l.w).chain(deltas.a_weights()))?;
         let phase = deltas.over(self.kernels, &x);
         let by_layer = phase.by_layer(layers.len());
-        let mut inputs = activation_inputs(self.kernels, &x, &layers);
+        let mut inputs = activation_inputs(self.kernels, &x, layers);
         inputs.iter_mut().zip(&by_layer).for_each(|(input, of)| input.delta = delta(of));
         self.run_gated_up(op, &inputs, |scratch| phase.help(scratch))
     }

@@ -270,7 +270,7 @@ impl Backend for Cpu {
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Cpu>> {
         compose::check_weight(&weight)?;
-        let HostWeight { format, rows, cols, bytes, release } = weight;
+        let HostWeight { format, rows, cols, bytes, release, .. } = weight;
         let pairs = rows.div_ceil(PAIR);
         let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
         let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
@@ -293,15 +293,24 @@ impl Backend for Cpu {
     }
 
     fn linear(&self, op: &Linear<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.linear_layers(op.x, None, std::slice::from_ref(op.weights), op.epilogue)
+        match OutputColumns::side_by_side(std::slice::from_ref(op.weights)) {
+            Some(layers) => self.linear_layers(op.x, None, &layers, op.epilogue),
+            None => compose::linear(self, op),
+        }
     }
 
     fn linear_many(&self, op: &LinearMany<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.linear_layers(op.x, op.norm, op.weights, Epilogue::NONE)
+        match OutputColumns::side_by_side(op.weights) {
+            Some(layers) => self.linear_layers(op.x, op.norm, &layers, Epilogue::NONE),
+            None => compose::linear_many(self, op),
+        }
     }
 
     fn lora(&self, op: &Lora<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.linear_with_lora(op)
+        match OutputColumns::side_by_side(op.weights) {
+            Some(layers) => self.linear_with_lora(op, &layers),
+            None => compose::lora(self, op),
+        }
     }
 
     fn qkv_prep(&self, op: &QkvPrep<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -333,15 +342,22 @@ impl Backend for Cpu {
 
     fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (weights, epilogue, adapters) = (std::slice::from_ref(op.down), op.epilogue, op.adapters);
+        let layers = [op.up, weights].map(OutputColumns::side_by_side);
+        let [Some(up), Some(down)] = layers else { return compose::ffn(self, op) };
         if adapters.is_empty() {
-            return self.linear_layers(&self.gated_up(op)?, None, weights, epilogue);
+            return self.linear_layers(&self.gated_up(op, &up)?, None, &down, epilogue);
         }
-        let x = &self.gated_up_with_lora(op)?; // [rows, width]
-        self.linear_with_lora(&Lora { x, norm: None, weights, epilogue, adapters })
+        let x = &self.gated_up_with_lora(op, &up)?; // [rows, width]
+        self.linear_with_lora(&Lora { x, norm: None, weights, epilogue, adapters }, &down)
     }
 
     fn moe(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.moe_phases(op)
+        // All experts count, also those without rows: a row's result must not depend on which others are computed.
+        let mut layers = op.experts.iter().flat_map(|e| e.up.iter().chain([&e.down]));
+        match layers.all(|l| l.weight.in_order().is_some()) {
+            true => self.moe_phases(op),
+            false => compose::moe(self, op),
+        }
     }
 
     fn head(&self, op: &Head<'_, Cpu>) -> Result<Tensor<Cpu>> {
@@ -413,6 +429,13 @@ mod tests {
         avxvnni: Isa::AvxVnni, 2;
         best: Isa::best(), 3;
         one_thread: Isa::best(), 1;
+    }
+
+    mod observed {
+        use tallow_core::Observed;
+
+        use super::*;
+        tallow_core::conformance!(Suite::exact(), Observed::new(cpu(Isa::best(), 2, Arithmetic::Exact)));
     }
 
     #[test]

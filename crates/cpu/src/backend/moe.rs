@@ -31,11 +31,8 @@ fn groups<'a>(
     outputs: usize,
 ) -> Vec<Group<'a>> {
     let with = |(e, rows): (&'a Expert<Cpu>, &Range<usize>)| {
-        (!rows.is_empty()).then(|| Group {
-            rows: rows.clone(),
-            layers: OutputColumns::side_by_side(layer(e)),
-            outputs,
-        })
+        let rows = Some(rows.clone()).filter(|rows| !rows.is_empty())?;
+        Some(Group { rows, layers: OutputColumns::side_by_side(layer(e))?, outputs })
     };
     let mut groups: Vec<Group<'a>> = op.experts.iter().zip(&sorted.places).filter_map(with).collect();
     groups.sort_by_key(|g| std::cmp::Reverse(g.rows.len()));

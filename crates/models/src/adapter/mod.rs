@@ -115,7 +115,7 @@ impl Half {
     fn plain(&self) -> Result<(Format, Vec<u8>)> {
         let format = if self.format.is_plain() { self.format } else { Format::F32 };
         let (rows, cols, bytes) = (self.rows, self.cols, self.stored.bytes());
-        let weight = HostWeight { format: self.format, rows, cols, bytes, release: HostWeight::KEEP_ROWS };
+        let weight = HostWeight::new(self.format, rows, cols, bytes);
         Ok((format, quantized(&weight, format, None)?))
     }
 
@@ -140,11 +140,11 @@ impl Half {
         let (rows, cols) = (rows.map_or(self.rows, <[usize]>::len), self.cols);
         let mut unit = 1.0;
         if beside_blocks {
-            let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
+            let weight = HostWeight::new(format, rows, cols, &bytes);
             (bytes, unit) = narrowed(&weight)?;
             format = EIGHT_BITS;
         }
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
+        let weight = HostWeight::new(format, rows, cols, &bytes);
         Ok((b.prepare(weight)?, unit))
     }
 }

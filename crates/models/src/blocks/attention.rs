@@ -42,8 +42,9 @@ impl<B: Backend> Attention<B> {
             false => {
                 let q = w.linear((names.q, i), q_cols, dim, spec.qkv_bias)?;
                 let k = w.linear((names.k, i), kv_cols, dim, spec.key_bias())?;
+                // A tied V shares K's weight: what a LoRA adds to K is added to V too.
                 let v = match spec.tie_kv {
-                    true => tied(&k),
+                    true => k.clone(),
                     false => w.linear((names.v, i), kv_cols, dim, spec.qkv_bias)?,
                 };
                 vec![q, k, v]
@@ -106,16 +107,6 @@ impl<B: Backend> Attention<B> {
             mixed = b.run(Eltwise { x: &mixed, op: EltwiseOp::Gate(&gates) })?;
         }
         cx.project(&mixed, &self.o, then)
-    }
-}
-
-/// V projection that is the K projection. What a LoRA adds to K is added to V too. It has no tensor id, so the imatrix
-/// observes the input once.
-fn tied<B: Backend>(k: &LinearWeights<B>) -> LinearWeights<B> {
-    LinearWeights {
-        permutation: k.permutation.clone(),
-        lora_target: k.lora_target,
-        ..LinearWeights::new(k.weight.clone(), k.bias.clone())
     }
 }
 

@@ -133,11 +133,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let biases = self.expert_biases(&format!("{name}.bias"), count, rows, bias)?;
         let linear = |(e, weight): (usize, Weight<B>)| {
             let bias = biases.get(e * rows..(e + 1) * rows).map(|bias| self.b.upload_row(bias));
-            Ok(LinearWeights::new(weight, bias.transpose()?).with_tensor_id(
-                self.called(&named(&name)),
-                e,
-                count,
-            ))
+            Ok(LinearWeights::new(weight, bias.transpose()?))
         };
         weights.into_iter().enumerate().map(linear).collect()
     }
@@ -151,9 +147,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
         let stored = self.stored(name, &shape)?;
         let weights = self.stacked_weights(name, stored, count, rows)?;
-        let linear =
-            |(e, weight)| LinearWeights::new(weight, None).with_tensor_id(self.called(name), e, count);
-        Ok(alone(weights.into_iter().enumerate().map(linear).collect()))
+        Ok(alone(weights.into_iter().map(|weight| LinearWeights::new(weight, None)).collect()))
     }
 
     /// Biases of all experts, concatenated; empty if they have none.
@@ -177,19 +171,16 @@ impl<'a, B: Backend> Weights<'a, B> {
         let name = of_layer(pattern, i);
         let outputs = parts.iter().map(|p| p.rows).sum();
         let blocks = format!("{name}_blocks");
-        let (weights, origin) = match self.find(&blocks) {
-            Some(_) => (self.joint_blocks(&name, count, (outputs, cols), parts)?, blocks.as_str()),
-            None => (self.joint_transposed(&name, count, (outputs, cols), parts)?, name.as_str()),
+        let weights = match self.find(&blocks) {
+            Some(_) => self.joint_blocks(&name, count, (outputs, cols), parts)?,
+            None => self.joint_transposed(&name, count, (outputs, cols), parts)?,
         };
-        let origin = self.called(origin);
         let biases = self.expert_biases(&format!("{name}_bias"), count, outputs, bias)?;
         let linear = |e: usize, part: &Part, weight: Weight<B>| {
             let of = biases.get(e * outputs..(e + 1) * outputs);
             let of = of.map(|all| all.iter().copied().skip(part.first).step_by(part.step).take(part.rows));
             let bias = of.map(|bias| self.b.upload_row(&bias.collect::<Vec<f32>>()));
-            let layer = LinearWeights::new(weight, bias.transpose()?);
-            // The parts share one input, so only the first gets a tensor id: the imatrix observes the input once.
-            Ok(if part.first == 0 { layer.with_tensor_id(origin, e, count) } else { layer })
+            Ok(LinearWeights::new(weight, bias.transpose()?))
         };
         let expert = |(e, weights): (usize, Vec<Weight<B>>)| {
             weights.into_iter().zip(parts).map(|(weight, part)| linear(e, part, weight)).collect()
@@ -211,7 +202,9 @@ impl<'a, B: Backend> Weights<'a, B> {
         let part = |e: usize, &Part { rows, first, step }: &Part| {
             let turn = Transpose { rows, cols, across: outputs, first, step };
             let from = &stored.bytes()[e * size..(e + 1) * size];
-            self.permuted_part((stored, name), format, (rows, cols), |to| turn.bytes(from, to))
+            self.permuted_part((stored, name), &self.id(name, (e, count), cols), format, rows, |to| {
+                turn.bytes(from, to)
+            })
         };
         let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
         StreamCheck::new(stored, format, count * cols).finish(name)?;
@@ -231,12 +224,14 @@ impl<'a, B: Backend> Weights<'a, B> {
             let why = format!("is quantized by blocks of {BLOCK}, and rows have {cols} weights");
             return Err(LoadError::bad(self.path(), format!("tensor {name:?}"), why));
         };
-        let codes = self.bytes_of(&format!("{name}_blocks"), &of_codes)?;
+        let blocks = format!("{name}_blocks");
+        let codes = self.bytes_of(&blocks, &of_codes)?;
         let exponents = self.bytes_of(&format!("{name}_scales"), &of_exponents)?;
         let pair = Pair { codes, exponents };
         let part = |e: usize, part: &Part| {
             let rows = (0..part.rows).map(|row| e * outputs + part.first + row * part.step);
-            self.permuted_part((codes, name), Format::MXFP4, (part.rows, cols), |to| pair.rows(rows, to))
+            let id = self.id(&blocks, (e, count), cols);
+            self.permuted_part((codes, name), &id, Format::MXFP4, part.rows, |to| pair.rows(rows, to))
         };
         let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
         self.loaded(name, codes)?;

@@ -22,15 +22,12 @@ impl<B: Backend> Weights<'_, B> {
         let of_keys = self.stacked_weights(&k, stored, heads, kv_lora_rank)?;
         let stored = self.stored(&v, &[heads, v_dim, kv_lora_rank])?;
         let of_values = self.stacked_weights(&v, stored, heads, v_dim)?;
-        let linear = |name: &str, i, weight| {
-            LinearWeights::new(weight, None).with_tensor_id(self.called(name), i, heads)
-        };
-        let head =
-            |(i, (of_keys, of_values))| MlaHead { k: linear(&k, i, of_keys), v: linear(&v, i, of_values) };
-        Ok(of_keys.into_iter().zip(of_values).enumerate().map(head).collect())
+        let head = |(k, v)| MlaHead { k: LinearWeights::new(k, None), v: LinearWeights::new(v, None) };
+        Ok(of_keys.into_iter().zip(of_values).map(head).collect())
     }
 
-    /// The fused tensor: per head, rows for K, which are transposed, and then rows for V.
+    /// The fused tensor: per head, rows for K, which are transposed, and then rows for V. K and V have inputs of their own:
+    /// the K of all heads count as its first matrices, the V as its last.
     fn heads_of_one(&mut self, name: &str, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
         let MlaSpec { q_heads: heads, kv_lora_rank, qk_nope_dim: keys, v_dim, .. } = *spec;
         let (stored, format) = self.stored(name, &[heads * (keys + v_dim), kv_lora_rank])?;
@@ -41,10 +38,11 @@ impl<B: Backend> Weights<'_, B> {
             let rows = |from: usize, count: usize| &stored.bytes()[from * row..(from + count) * row];
             let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
             let arrange = |to: &mut [u8]| turn.bytes(rows(first, keys), to);
-            let k = self.permuted_part((stored, name), format, (kv_lora_rank, keys), arrange)?;
-            let bytes = rows(first + keys, v_dim);
-            let v =
-                HostWeight { format, rows: v_dim, cols: kv_lora_rank, bytes, release: HostWeight::KEEP_ROWS };
+            let id = self.id(name, (h, 2 * heads), keys);
+            let k = self.permuted_part((stored, name), &id, format, kv_lora_rank, arrange)?;
+            let id = self.id(name, (heads + h, 2 * heads), kv_lora_rank);
+            let v = HostWeight::new(format, v_dim, kv_lora_rank, rows(first + keys, v_dim));
+            let v = HostWeight { tensor: Some(&id), ..v };
             let v = self.give(name, v).map_err(|e| not_taken(stored, name, e))?;
             Ok(MlaHead { k: LinearWeights::new(k, None), v: LinearWeights::new(v, None) })
         };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tallow_checkpoint::tensor_names::{Layout, Rate, of_layer};
 use tallow_checkpoint::{Kind, Stored};
-use tallow_core::{Backend, Heads, HostWeight, LinearWeights, Memory, Tensor, Weight};
+use tallow_core::{Backend, Heads, HostWeight, LinearWeight, LinearWeights, Memory, Tensor, Weight};
 use tallow_quant::Format;
 
 use super::{StreamCheck, Weights, named, not_taken, room};
@@ -54,24 +54,19 @@ impl<'a, B: Backend> Weights<'a, B> {
             let weights = self.part_weights((stored, name), (matrix.format(), &bytes), parts, shape)?;
             self.loaded(name, stored)?;
             let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
-            let ordered = |w| LinearWeights { permutation: order.clone(), ..LinearWeights::new(w, None) };
-            return Ok(self.of_one(name, weights.into_iter().map(ordered)));
+            let layer = |weight| LinearWeights {
+                weight: LinearWeight::new(weight, order.clone()),
+                bias: None,
+                lora_target: None,
+            };
+            return Ok(weights.into_iter().map(layer).collect());
         }
         let (stored, format) = self.stored(name, &shape)?;
         let weights = self.part_weights((stored, name), (format, stored.bytes()), parts, shape);
         // Report damage first: an error that damaged data causes on the device would mislead.
         StreamCheck::new(stored, format, shape[0]).finish(name)?;
         self.loaded(name, stored)?;
-        Ok(self.of_one(name, weights?.into_iter().map(|w| LinearWeights::new(w, None))))
-    }
-
-    /// Sets the tensor id on the first of several layers: they share one input, so the imatrix observes it once.
-    fn of_one(&self, name: &str, layers: impl Iterator<Item = LinearWeights<B>>) -> Vec<LinearWeights<B>> {
-        let name = self.called(name);
-        layers
-            .enumerate()
-            .map(|(i, layer)| if i == 0 { layer.with_tensor_id(name, 0, 1) } else { layer })
-            .collect()
+        Ok(weights?.into_iter().map(|w| LinearWeights::new(w, None)).collect())
     }
 
     /// The matrices of a tensor whose bytes in `format` are `from`.
@@ -82,7 +77,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         parts: &[Runs],
         [rows, cols]: [usize; 2],
     ) -> Result<Vec<Weight<B>>> {
-        let width = from.len() / rows.max(1);
+        let (width, id) = (from.len() / rows.max(1), self.id(name, (0, 1), cols));
         let part = |runs: &Runs| {
             let rows = runs.iter().map(Range::len).sum();
             let mut bytes = room(rows * width)?;
@@ -92,7 +87,7 @@ impl<'a, B: Backend> Weights<'a, B> {
                 bytes[at..at + run.len()].copy_from_slice(run);
                 at += run.len();
             }
-            let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
+            let weight = HostWeight { tensor: Some(&id), ..HostWeight::new(format, rows, cols, &bytes) };
             self.give(name, weight).map_err(|e| not_taken(stored, name, e))
         };
         parts.iter().map(part).collect()

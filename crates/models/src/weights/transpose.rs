@@ -1,7 +1,7 @@
 //! Weights stored in another order, such as transposed: a row of the file per input.
 
 use tallow_checkpoint::Stored;
-use tallow_core::{Backend, HostWeight, LinearWeights, Weight};
+use tallow_core::{Backend, HostWeight, LinearWeights, TensorId, Weight};
 use tallow_quant::Format;
 
 use super::{StreamCheck, Weights, named, not_taken, room};
@@ -27,24 +27,27 @@ impl<B: Backend> Weights<'_, B> {
         arrange: impl FnOnce(&[u8], &mut [u8]),
     ) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, stored_as)?;
-        let weight = self.permuted_part((stored, name), format, shape, |to| arrange(stored.bytes(), to));
+        let id = self.id(name, (0, 1), shape.1);
+        let weight =
+            self.permuted_part((stored, name), &id, format, shape.0, |to| arrange(stored.bytes(), to));
         StreamCheck::new(stored, format, stored_as[0]).finish(name)?;
         self.loaded(name, stored)?;
         weight
     }
 
-    /// A weight from a part of a tensor that has another order; `arrange` writes its bytes: [rows, cols]
+    /// Weight `id` of a tensor that has another order; `arrange` writes its bytes: [rows, id.cols]
     pub(super) fn permuted_part(
         &self,
         (stored, name): (&Stored, &str),
+        id: &TensorId,
         format: Format,
-        (rows, cols): (usize, usize),
+        rows: usize,
         arrange: impl FnOnce(&mut [u8]),
     ) -> Result<Weight<B>> {
-        let len = format.row_bytes(cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
+        let len = format.row_bytes(id.cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
         let mut bytes = room(len)?;
         arrange(&mut bytes);
-        let weight = HostWeight { format, rows, cols, bytes: &bytes, release: HostWeight::KEEP_ROWS };
+        let weight = HostWeight { tensor: Some(id), ..HostWeight::new(format, rows, id.cols, &bytes) };
         self.give(name, weight).map_err(|e| not_taken(stored, name, e))
     }
 

@@ -150,10 +150,10 @@ impl Device {
         Ok(match self {
             Device::Cpu => {
                 let b = Cpu::new(tallow_cpu::Isa::best(), cores())?.with(tallow_cpu::Arithmetic::Exact);
-                conformance::run_telling(&b, suite, told)
+                conformance::run_with_progress(&b, suite, told)
             }
             #[cfg(feature = "wgpu")]
-            Device::Gpu(found) => conformance::run_telling(&Wgpu::open(found)?, suite, told),
+            Device::Gpu(found) => conformance::run_with_progress(&Wgpu::open(found)?, suite, told),
         })
     }
 }

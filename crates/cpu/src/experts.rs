@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, Moe, Route};
-use tallow_core::{Backend, DType, Expert, Groups, LinearWeights, Result, Routing, Scores, ShareOf, Tensor};
+use tallow_core::{
+    Backend, DType, Expert, Groups, LinearWeights, Result, Routing, RoutingWeightOn, Scores, Tensor,
+};
 
 use crate::backend::Cpu;
 use crate::kernels::{
@@ -113,7 +115,7 @@ impl Cpu {
     /// [`Backend::moe`]
     pub(crate) fn moe_phases(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (dim, width) = (op.x.cols(), op.experts.first().map_or(0, |e| e.down.weight.cols()));
-        let sorted = ExpertRows::new(&Mat::new(op.shares));
+        let sorted = ExpertRows::new(&Mat::new(op.routing_weights));
         let up = groups(op, &sorted, |e| &e.up, width);
         let bent = self.activate_groups(op, &sorted, &up, width)?; // [places, width]
         let down = groups(op, &sorted, |e| std::slice::from_ref(&e.down), dim);
@@ -131,7 +133,7 @@ impl Cpu {
         });
         let (given, residual) = (Mat::<f32>::new(&given), op.epilogue.residual.map(Mat::<f32>::new));
         let Epilogue { scale, softcap, .. } = op.epilogue;
-        let by_result = op.share_of == ShareOf::Result;
+        let by_result = op.weight_on == RoutingWeightOn::Output;
         self.by_rows(op.x.rows(), dim, |_, r, out| {
             out.fill(0.0);
             for share in sorted.shares(r) {
@@ -187,7 +189,7 @@ impl Cpu {
         Ok(bent)
     }
 
-    /// Input rows in the order of places, multiplied by the router weights where `share_of` is `ShareOf::Input`
+    /// Input rows in the order of places, multiplied by the router weights where `weight_on` is `RoutingWeightOn::Input`
     /// (Llama 4).
     fn sorted_input(
         &self,
@@ -196,7 +198,7 @@ impl Cpu {
         groups: &[Group<'_>],
     ) -> Result<LinearInput> {
         let parts = groups.iter().flat_map(|g| &g.parts).map(|p| &p.w);
-        if op.share_of == ShareOf::Result {
+        if op.weight_on == RoutingWeightOn::Output {
             return self.picked(op.x, &sorted.at, parts);
         }
         let from = Mat::<f32>::new(op.x);

@@ -1,7 +1,7 @@
 //! [`DecoderSpec`]: a decoder's architecture as plain values. Families build it from a model's settings; blocks read
 //! it.
 
-use tallow_core::{Activation, DType, DeltaHeads, Groups, Heads, NormKind, Scores, ShareOf};
+use tallow_core::{Activation, DType, DeltaHeads, Groups, Heads, NormKind, RoutingWeightOn, Scores};
 
 use crate::blocks::rope::RopeSpec;
 
@@ -223,7 +223,7 @@ pub struct ExpertsSpec {
     /// How logits become scores.
     pub scores: Scores,
     /// What a token's expert weight multiplies: the expert's output or its input.
-    pub share_of: ShareOf,
+    pub weight_on: RoutingWeightOn,
     /// Whether a bias takes part in the selection only, not in the expert weights (`e_score_correction_bias`, DeepSeek
     /// V3).
     pub bias: bool,
@@ -259,7 +259,7 @@ impl ExpertsSpec {
             top_k,
             router_bias: Bias::No,
             scores,
-            share_of: ShareOf::Result,
+            weight_on: RoutingWeightOn::Output,
             bias: false,
             groups: None,
             norm_weights: false,

@@ -1,7 +1,7 @@
 //! Llama 4, text model: layers with chunked attention, and between them full-attention layers without RoPE whose
 //! queries are scaled by position; MoE in some layers, whose router weights scale the experts' input.
 
-use tallow_core::{RopePairs, Scores, ShareOf};
+use tallow_core::{RopePairs, RoutingWeightOn, Scores};
 
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
@@ -91,7 +91,7 @@ fn experts(c: &Config<'_>, width: usize) -> Result<ExpertsSpec> {
     let count = common::experts(c, common::LOCAL_EXPERTS, 16)?;
     Ok(ExpertsSpec {
         scores: Scores::Sigmoid,
-        share_of: ShareOf::Input,
+        weight_on: RoutingWeightOn::Input,
         shared: Some(SharedExpertSpec { width, gated: false }),
         ..ExpertsSpec::softmax(count, common::experts_used(c, 1, count)?)
     })

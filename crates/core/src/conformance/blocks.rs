@@ -264,7 +264,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// Act-order: in every op with linear layers, layers with act-order match plain layers on permuted inputs.
-pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn act_order<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (rows, dim, width) = (5, 96, 64);
     let order = |n: usize| (0..n as u32).map(|i| (i * 29 + 11) % n as u32).collect::<Vec<_>>();
     let (at, at_down) = (t.ids(&order(dim))?, t.ids(&order(width))?);

@@ -116,7 +116,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         case("moe", |b, s| blocks::moe(&Bench { b, suite: s })),
         case("moe_alone", |b, s| blocks::moe_alone(&Bench { b, suite: s })),
         case("head", |b, s| blocks::head(&Bench { b, suite: s })),
-        case("shuffled", |b, s| blocks::shuffled(&Bench { b, suite: s })),
+        case("act_order", |b, s| blocks::act_order(&Bench { b, suite: s })),
         case("trace", |b, s| blocks::trace(&Bench { b, suite: s })),
     ]
 }

@@ -103,8 +103,8 @@ fn every_matrix_is_heard() {
                     assert_eq!(rows, used * TOKENS as usize, "{name}: {tensor}");
                     // Each token's row goes to `top_k` experts.
                     let router = heard.get(&tensor.replace("ffn_up_exps", "ffn_gate_inp"));
-                    let whole = model.spec.layers[layer.unwrap()].ffn.moe().unwrap().experts.share_of
-                        == tallow_core::ShareOf::Result;
+                    let whole = model.spec.layers[layer.unwrap()].ffn.moe().unwrap().experts.weight_on
+                        == tallow_core::RoutingWeightOn::Output;
                     if let Some(router) = router.filter(|_| tensor.contains("ffn_up_exps") && whole) {
                         let want = used as f64 * router[0].1;
                         assert!(

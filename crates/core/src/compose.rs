@@ -13,8 +13,8 @@ use crate::ops::{
     lora_deltas,
 };
 use crate::{
-    Activation, Backend, DType, Error, Expert, HostWeight, LinearWeight, LinearWeights, Result, ShareOf,
-    Tensor, Weight,
+    Activation, Backend, DType, Error, Expert, HostWeight, LinearWeight, LinearWeights, Result,
+    RoutingWeightOn, Tensor, Weight,
 };
 
 /// Rows of a weight dequantized at a time: enough to keep a device busy, few enough for a small buffer.
@@ -212,19 +212,19 @@ pub fn ffn<B: Backend>(b: &B, op: &Ffn<'_, B>) -> Result<Tensor<B>> {
     }
 }
 
-/// Every expert for every row, each weighted by its share.
+/// Every expert for every row, each times its routing weight.
 pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
     let mut sum = b.alloc(DType::F32, op.x.rows(), op.x.cols())?; // [rows, dim]
     b.zero(&sum)?;
     for (i, Expert { up, down }) in op.experts.iter().enumerate() {
-        let share = op.shares.col_range(i..i + 1); // [rows, 1]
-        let taken = |x: &Tensor<B>| b.run(Eltwise { x, op: EltwiseOp::Mul(&share) });
+        let weight = op.routing_weights.col_range(i..i + 1); // [rows, 1]
+        let taken = |x: &Tensor<B>| b.run(Eltwise { x, op: EltwiseOp::Mul(&weight) });
         let work = |x: &Tensor<B>| {
             b.run(Ffn { x, norm: None, up, act: op.act, down, epilogue: Epilogue::NONE, adapters: &[] })
         };
-        let y = match op.share_of {
-            ShareOf::Result => taken(&work(op.x)?)?,
-            ShareOf::Input => work(&taken(op.x)?)?,
+        let y = match op.weight_on {
+            RoutingWeightOn::Output => taken(&work(op.x)?)?,
+            RoutingWeightOn::Input => work(&taken(op.x)?)?,
         };
         sum = b.run(Eltwise { x: &sum, op: EltwiseOp::Add(&y) })?;
     }

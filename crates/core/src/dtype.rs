@@ -35,7 +35,7 @@ impl DType {
     }
 
     /// The largest code, for types that a KV cache stores with a scale: see [`LayerKv`](crate::LayerKv).
-    pub const fn reach(self) -> Option<f32> {
+    pub const fn max_abs(self) -> Option<f32> {
         match self {
             DType::I8 => Some(127.0),
             DType::F8 => Some(448.0),

@@ -31,5 +31,6 @@ pub use tensor::Tensor;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
     Activation, AttnSpec, Decay, DeltaHeads, Expert, Groups, Heads, HostWeight, LinearWeight, LinearWeights,
-    Norm, NormKind, QkNorm, ReleaseRows, RopePairs, RopeTable, Routing, Scores, ShareOf, Sharing, Weight,
+    Norm, NormKind, QkNorm, ReleaseRows, RopePairs, RopeTable, Routing, RoutingWeightOn, Scores, Sharing,
+    Weight,
 };

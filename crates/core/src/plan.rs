@@ -181,7 +181,7 @@ impl<B: Backend> StepPlan<B> {
 ///
 /// 8-bit elements are codes: each head of a token has an `f32` scale for its key and one for its value, stored in the
 /// same page, and a value is code times scale. The scale is the largest magnitude over the largest code (see
-/// [`DType::reach`](crate::DType::reach)), so nothing saturates; codes round to nearest, ties to even. A non-finite
+/// [`DType::max_abs`](crate::DType::max_abs)), so nothing saturates; codes round to nearest, ties to even. A non-finite
 /// element makes the scale non-finite.
 #[derive(Debug)]
 pub struct LayerKv<'a, B: Backend> {

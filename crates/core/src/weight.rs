@@ -247,9 +247,9 @@ pub enum Scores {
 
 /// Where an expert's routing weight is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShareOf {
+pub enum RoutingWeightOn {
     /// To the expert's output.
-    Result,
+    Output,
     /// To the expert's input.
     Input,
 }
@@ -341,7 +341,7 @@ impl Heads {
     /// KV cache columns of type `dtype` for one token's keys, or its values. 8-bit types have an `f32` scale per head,
     /// which takes the space of four elements.
     pub fn cache_cols(&self, dtype: DType) -> usize {
-        let scale = if dtype.reach().is_some() { size_of::<f32>() } else { 0 };
+        let scale = if dtype.max_abs().is_some() { size_of::<f32>() } else { 0 };
         self.kv * (self.dim + scale)
     }
 

@@ -412,7 +412,7 @@ impl Backend for Wgpu {
     fn qkv_prep(&self, op: &QkvPrep<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let usual = op.qk_norm.is_none_or(|n| Wgpu::is_usual(&n.q) && Wgpu::is_usual(&n.k));
         // An 8-bit KV row has one scale per head, so a workgroup must hold whole heads to compute it.
-        let is_coded = op.kv.k.dtype().reach().is_some();
+        let is_coded = op.kv.k.dtype().max_abs().is_some();
         let whole = op.qk_norm.is_none_or(|n| !is_coded || n.k.weight.cols().is_multiple_of(op.heads.dim));
         if !usual || !whole {
             return compose::qkv_prep(self, op);

@@ -193,7 +193,7 @@ impl Task for Conformance<'_> {
 
     fn run<H: Hardware>(self, device: H) -> Result<Self::Output, Failed> {
         let b = device.open(CpuOptions::best(Arithmetic::Exact))?;
-        Ok(conformance::run_telling(&b, self.suite, self.progress))
+        Ok(conformance::run_with_progress(&b, self.suite, self.progress))
     }
 }
 

@@ -51,7 +51,7 @@ fn layers<B: Backend>(t: &Bench<'_, B>) -> Result<(Vec<LinearWeights<B>>, Vec<Ho
 }
 
 /// The oracle's result: the layers' products plus the LoRA delta of each row.
-fn due<B: Backend>(
+fn expected<B: Backend>(
     t: &Bench<'_, B>,
     x: &Host,
     hosts: &[Host],
@@ -63,13 +63,13 @@ fn due<B: Backend>(
     let layers = LAYERS.into_iter().zip(hosts).enumerate();
     let each: Vec<Bounded> = layers
         .map(|(i, ((format, _), w))| {
-            let mut y = product(&t.met(format, x), w, 1.0);
+            let mut y = product(&t.rounded(format, x), w, 1.0);
             for (rows, made, scale) in runs {
                 let Some([down, up]) = made.parts.get(&LoraTarget(i as u32)) else { continue };
-                let narrow = product(&t.met(made.format, x), down, 1.0);
+                let narrow = product(&t.rounded(made.format, x), down, 1.0);
                 let data = narrow.data.iter().map(|(x, _)| *x as f32).collect();
                 let narrow = Host { data, rows: x.rows, cols: down.rows };
-                let more = product(&t.met(made.format, &narrow), up, scale * made.scale);
+                let more = product(&t.rounded(made.format, &narrow), up, scale * made.scale);
                 let ours = rows.start * up.rows..rows.end * up.rows;
                 let pairs = y.data[ours.clone()].iter_mut().zip(&more.data[ours]);
                 pairs.for_each(|(y, more)| *y = (y.0 + more.0, y.1 + 8.0 * more.1));
@@ -112,7 +112,7 @@ fn together<B: Backend>(t: &Bench<'_, B>, rank: usize) -> Outcome {
             let (xs, epilogue) = (t.strided(&x)?, Epilogue::NONE);
             let op = || Lora { x: &xs, norm, weights: &layers, epilogue, adapters: &adapted };
             let got = t.b.run(op()).map_err(text)?;
-            let mut want = due(t, &input, &hosts, &runs);
+            let mut want = expected(t, &input, &hosts, &runs);
             // A norm adds one more rounding.
             let most = want.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
             want.data.iter_mut().for_each(|(_, bound)| *bound += t.suite.chain * most + 1e-5);
@@ -135,18 +135,17 @@ fn together<B: Backend>(t: &Bench<'_, B>, rank: usize) -> Outcome {
             }
         }
     }
-    onto(t, &layers, &all[0])
+    with_epilogue(t, &layers, &all[0])
 }
 
 /// A single layer with an epilogue, whose scale applies to the LoRA delta too.
-fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[LinearWeights<B>], made: &Made<B>) -> Outcome {
+fn with_epilogue<B: Backend>(t: &Bench<'_, B>, layers: &[LinearWeights<B>], made: &Made<B>) -> Outcome {
     let (x, residual) = (t.up(&Host::random(1, 6, INPUTS))?, Host::random(2, 6, LAYERS[0].1));
-    let (onto, with) =
-        (t.up(&residual)?, [LoraRows { rows: 2..5, adapter: made.adapter.clone(), scale: 0.5 }]);
-    let (weights, epilogue) = (&layers[..1], Epilogue { scale: 0.25, ..Epilogue::add_to(&onto) });
+    let (to, with) = (t.up(&residual)?, [LoraRows { rows: 2..5, adapter: made.adapter.clone(), scale: 0.5 }]);
+    let (weights, epilogue) = (&layers[..1], Epilogue { scale: 0.25, ..Epilogue::add_to(&to) });
     let op = || Lora { x: &x, norm: None, weights, epilogue, adapters: &with };
     let got = t.b.run(op()).map_err(text)?;
-    t.like_default("onto", &got, compose::lora(t.b, &op()))?;
+    t.like_default("epilogue", &got, compose::lora(t.b, &op()))?;
     let plain = t.b.run(Linear { x: &x, weights: &weights[0], epilogue }).map_err(text)?;
     t.same("rows without", &got.row_range(0..2), &plain.row_range(0..2))?;
     let bare =
@@ -154,7 +153,7 @@ fn onto<B: Backend>(t: &Bench<'_, B>, layers: &[LinearWeights<B>], made: &Made<B
             .map_err(text)?;
     let (bare, residual): (Vec<f32>, _) = (t.down(&bare)?, &residual.data);
     let data = bare.iter().zip(residual).map(|(y, r)| (0.25 * f64::from(*y) + f64::from(*r), 1e-4)).collect();
-    t.near("onto", &got, &Bounded { data, rows: 6, cols: LAYERS[0].1 })
+    t.near("epilogue", &got, &Bounded { data, rows: 6, cols: LAYERS[0].1 })
 }
 
 /// A feed-forward block with LoRA deltas before and after the activation.

@@ -1,6 +1,6 @@
 use half::{bf16, f16};
 
-use super::oracle::{self, Attention, Loose, Normed};
+use super::oracle::{self, Attention, Normed, Rounding};
 use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{Attend, KvWrite, QkvPrep};
 use crate::{
@@ -95,7 +95,7 @@ fn attend_parts<B: Backend>(
 
 /// One head's keys or values, rounded as a KV cache of this type stores them.
 fn rounded(mut h: Host, dtype: DType) -> Host {
-    if let Some(reach) = dtype.reach() {
+    if let Some(reach) = dtype.max_abs() {
         for row in h.data.chunks_exact_mut(h.cols.max(1)) {
             let scale = most(row) / f64::from(reach);
             let nearest = |x: f64| if dtype == DType::I8 { x.round_ties_even() } else { nearest_f8(x) };
@@ -176,13 +176,14 @@ fn answer<B: Backend>(
                 let (k, v) = (&k[i][h / group], &v[i][h / group]);
                 // A device may use bf16 queries and softmax weights (8 bits of precision) with a bf16 cache, and 16-bit
                 // integers with an i8 cache.
-                let loose = match dtype {
-                    DType::BF16 => Loose::Each(1.0 / 256.0),
-                    DType::I8 => Loose::Largest(1.0 / 65_536.0),
-                    _ => Loose::Exact,
+                let rounding = match dtype {
+                    DType::BF16 => Rounding::Each(1.0 / 256.0),
+                    DType::I8 => Rounding::Largest(1.0 / 65_536.0),
+                    _ => Rounding::Exact,
                 };
                 let bias = bias.map(|x| x.row(h));
-                Attention { k, v, scale, window, chunk, softcap, sink, bias, causal, loose }.get(q, position)
+                Attention { k, v, scale, window, chunk, softcap, sink, bias, causal, rounding }
+                    .get(q, position)
             })
             .collect()
     })

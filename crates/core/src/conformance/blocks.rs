@@ -2,8 +2,8 @@ use super::oracle::{Normed, Product, activate, gated as held};
 use super::{Bench, Bounded, CoreResult, Host, Outcome, Random, ensure, text};
 use crate::ops::{Activate, Epilogue, Ffn, Head, Linear, LinearMany, Lora, Moe, Normalize, PermuteCols};
 use crate::{
-    Activation, Backend, Expert, Format, LinearWeight, LinearWeights, Norm, NormKind, ShareOf, Tensor,
-    compose,
+    Activation, Backend, Expert, Format, LinearWeight, LinearWeights, Norm, NormKind, RoutingWeightOn,
+    Tensor, compose,
 };
 
 /// A random RMSNorm: its weight on the host, and the norm on the device.
@@ -28,7 +28,7 @@ fn values(b: &Bounded) -> Host {
 }
 
 /// Replaces bounds by those for chained ops, relative to the largest element.
-fn loose<B: Backend>(t: &Bench<'_, B>, b: Bounded) -> Bounded {
+fn chained<B: Backend>(t: &Bench<'_, B>, b: Bounded) -> Bounded {
     let most = b.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
     Bounded { data: b.data.iter().map(|(x, _)| (*x, t.suite.chain * most + 1e-5)).collect(), ..b }
 }
@@ -50,14 +50,14 @@ pub(super) fn linear_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             let input = if norm.is_some() { normed(&x, &weight) } else { x.clone() };
             let pairs = parts.iter().zip(&hosts);
             let wants: Vec<Bounded> =
-                pairs.map(|((format, _), w)| product(&t.met(*format, &input), w)).collect();
+                pairs.map(|((format, _), w)| product(&t.rounded(*format, &input), w)).collect();
             let want = Bounded::by_rows(rows, 80, |r| {
                 wants.iter().flat_map(|w| w.data[r * w.cols..][..w.cols].to_vec()).collect()
             });
             let xs = t.strided(&x)?;
             let op = || LinearMany { x: &xs, norm, weights: &linears };
             let got = t.b.run(op()).map_err(text)?;
-            t.near((rows, norm.is_some()), &got, &loose(t, want))?;
+            t.near((rows, norm.is_some()), &got, &chained(t, want))?;
             t.like_default((rows, "default"), &got, compose::linear_many(t.b, &op()))?;
         }
     }
@@ -81,22 +81,22 @@ pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let down = LinearWeights::new(down, None);
         let input = normed(&x, &weight);
         let (g, u) = (
-            product(&t.met(Format::Q8_0, &input), &gate_host),
-            product(&t.met(Format::F16, &input), &up_host),
+            product(&t.rounded(Format::Q8_0, &input), &gate_host),
+            product(&t.rounded(Format::F16, &input), &up_host),
         );
         let bent = g
             .data
             .iter()
             .zip(&u.data)
             .map(|((g, _), (u, _))| activate(act, *g) * if gated { held(act, *u) } else { 1.0 });
-        let bent = t.met(Format::Q4_0, &Host { data: bent.map(|y| y as f32).collect(), rows, cols: 64 });
+        let bent = t.rounded(Format::Q4_0, &Host { data: bent.map(|y| y as f32).collect(), rows, cols: 64 });
         let want =
             Product { x: &bent, w: &down_host, bias: None, scale, softcap: None, residual: Some(&residual) };
         let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
         let epilogue = Epilogue { scale, ..Epilogue::add_to(&rs) };
         let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, epilogue, adapters: &[] };
         let got = t.b.run(op()).map_err(text)?;
-        t.near((rows, gated, act), &got, &loose(t, want.get()))?;
+        t.near((rows, gated, act), &got, &chained(t, want.get()))?;
         t.like_default((rows, gated, act, "default"), &got, compose::ffn(t.b, &op()))?;
     }
     Ok(())
@@ -138,93 +138,93 @@ impl<B: Backend> Mixture<B> {
     /// The oracle's output of expert `e` for some rows, without biases.
     fn expert(&self, t: &Bench<'_, B>, e: usize, x: &Host, act: Activation) -> Bounded {
         let [gate, up, down] = &self.hosts[e];
-        let (g, u) = (product(&t.met(Format::Q8_0, x), gate), product(&t.met(Format::F16, x), up));
+        let (g, u) = (product(&t.rounded(Format::Q8_0, x), gate), product(&t.rounded(Format::F16, x), up));
         let bent =
             g.data.iter().zip(&u.data).map(|((g, _), (u, _))| (activate(act, *g) * held(act, *u)) as f32);
-        let bent = t.met(Format::Q4_0, &Host { data: bent.collect(), rows: x.rows, cols: Self::WIDTH });
+        let bent = t.rounded(Format::Q4_0, &Host { data: bent.collect(), rows: x.rows, cols: Self::WIDTH });
         product(&bent, down)
     }
 }
 
 /// Random routing weights: none for the last expert, and none at all for row 0.
-fn shares(rows: usize, experts: usize) -> Host {
+fn weights(rows: usize, experts: usize) -> Host {
     let mut rng = Random(5);
-    let mut shares = Host { data: vec![0.0; rows * experts], rows, cols: experts };
+    let mut weights = Host { data: vec![0.0; rows * experts], rows, cols: experts };
     for r in 1..rows {
         for _ in 0..3 {
-            shares.row_mut(r)[rng.below(experts - 1)] = rng.signed();
+            weights.row_mut(r)[rng.below(experts - 1)] = rng.signed();
         }
     }
-    shares
+    weights
 }
 
 pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let dim = Mixture::<B>::DIM;
     // With many rows some experts get more rows than any tile holds.
-    for (rows, count, act, scale, share_of) in [
-        (1, 3, Activation::Silu, 1.0, ShareOf::Result),
-        (7, 5, Activation::GeluTanh, 0.5, ShareOf::Result),
-        (70, 4, Activation::Silu, 1.0, ShareOf::Result),
-        (0, 2, Activation::Silu, 1.0, ShareOf::Result),
-        (5, 3, Activation::Clamped, 1.0, ShareOf::Result),
-        (1, 3, Activation::Silu, 1.0, ShareOf::Input),
-        (21, 4, Activation::Silu, 0.5, ShareOf::Input),
-        (0, 2, Activation::Silu, 1.0, ShareOf::Input),
+    for (rows, count, act, scale, weight_on) in [
+        (1, 3, Activation::Silu, 1.0, RoutingWeightOn::Output),
+        (7, 5, Activation::GeluTanh, 0.5, RoutingWeightOn::Output),
+        (70, 4, Activation::Silu, 1.0, RoutingWeightOn::Output),
+        (0, 2, Activation::Silu, 1.0, RoutingWeightOn::Output),
+        (5, 3, Activation::Clamped, 1.0, RoutingWeightOn::Output),
+        (1, 3, Activation::Silu, 1.0, RoutingWeightOn::Input),
+        (21, 4, Activation::Silu, 0.5, RoutingWeightOn::Input),
+        (0, 2, Activation::Silu, 1.0, RoutingWeightOn::Input),
     ] {
         let (x, residual) = (Host::random(1, rows, dim), Host::random(2, rows, dim));
         let mixture = Mixture::new(t, count, false)?;
-        let shares = shares(rows, count);
-        let by_result = share_of == ShareOf::Result;
-        let met = |e: usize| {
+        let weights = weights(rows, count);
+        let by_result = weight_on == RoutingWeightOn::Output;
+        let input = |e: usize| {
             let mut x = x.clone();
             for r in (0..rows).filter(|_| !by_result) {
-                x.row_mut(r).iter_mut().for_each(|x| *x *= shares.row(r)[e]);
+                x.row_mut(r).iter_mut().for_each(|x| *x *= weights.row(r)[e]);
             }
             x
         };
-        let each: Vec<Bounded> = (0..count).map(|e| mixture.expert(t, e, &met(e), act)).collect();
+        let each: Vec<Bounded> = (0..count).map(|e| mixture.expert(t, e, &input(e), act)).collect();
         let want = Bounded::by_rows(rows, dim, |r| {
             let sum = |c: usize| -> f64 {
-                let by = |e: usize| if by_result { f64::from(shares.row(r)[e]) } else { 1.0 };
+                let by = |e: usize| if by_result { f64::from(weights.row(r)[e]) } else { 1.0 };
                 let term = |e: usize| each[e].data[r * dim + c].0 * by(e);
                 (0..count).map(term).sum::<f64>() * f64::from(scale) + f64::from(residual.row(r)[c])
             };
             (0..dim).map(|c| (sum(c), 0.0)).collect()
         });
-        let (xs, rs, ss) = (t.strided(&x)?, t.up(&residual)?, t.strided(&shares)?);
+        let (xs, rs, ws) = (t.strided(&x)?, t.up(&residual)?, t.strided(&weights)?);
         let epilogue = Epilogue { scale, ..Epilogue::add_to(&rs) };
-        let op = || Moe { x: &xs, shares: &ss, share_of, experts: &mixture.experts, act, epilogue };
+        let op = || Moe { x: &xs, routing_weights: &ws, weight_on, experts: &mixture.experts, act, epilogue };
         let got = t.b.run(op()).map_err(text)?;
-        t.near((rows, count, act, share_of), &got, &loose(t, want))?;
+        t.near((rows, count, act, weight_on), &got, &chained(t, want))?;
         t.like_default((rows, count, act, "default"), &got, compose::moe(t.b, &op()))?;
     }
     let mixture = Mixture::new(t, 3, true)?;
-    let (x, shares) = (t.up(&Host::random(1, 9, Mixture::<B>::DIM))?, t.up(&shares(9, 3))?);
-    let op = |share_of| Moe {
+    let (x, weights) = (t.up(&Host::random(1, 9, Mixture::<B>::DIM))?, t.up(&weights(9, 3))?);
+    let op = |weight_on| Moe {
         x: &x,
-        shares: &shares,
-        share_of,
+        routing_weights: &weights,
+        weight_on,
         experts: &mixture.experts,
         act: Activation::Silu,
         epilogue: Epilogue::NONE,
     };
-    let got = t.b.run(op(ShareOf::Result)).map_err(text)?;
-    t.like_default("biases", &got, compose::moe(t.b, &op(ShareOf::Result)))?;
-    let refused = t.b.run(op(ShareOf::Input));
-    ensure(refused.is_err(), || format!("biases of experts that take shares of inputs gave {refused:?}"))
+    let got = t.b.run(op(RoutingWeightOn::Output)).map_err(text)?;
+    t.like_default("biases", &got, compose::moe(t.b, &op(RoutingWeightOn::Output)))?;
+    let refused = t.b.run(op(RoutingWeightOn::Input));
+    ensure(refused.is_err(), || format!("biases of experts that take weighted inputs gave {refused:?}"))
 }
 
 /// A row's result does not depend on how many other rows its experts process.
 pub(super) fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let rows = 140;
-    let (x, taken) = (Host::random(1, rows, Mixture::<B>::DIM), shares(rows, 4));
+    let (x, taken) = (Host::random(1, rows, Mixture::<B>::DIM), weights(rows, 4));
     let mixture = Mixture::new(t, 4, false)?;
-    let (xs, ss) = (t.up(&x)?, t.up(&taken)?);
-    for share_of in [ShareOf::Result, ShareOf::Input] {
+    let (xs, ws) = (t.up(&x)?, t.up(&taken)?);
+    for weight_on in [RoutingWeightOn::Output, RoutingWeightOn::Input] {
         let run = |rows: std::ops::Range<usize>| {
-            let (x, shares) = (xs.row_range(rows.clone()), ss.row_range(rows));
+            let (x, weights) = (xs.row_range(rows.clone()), ws.row_range(rows));
             let (act, epilogue, experts) = (Activation::Silu, Epilogue::NONE, &mixture.experts);
-            t.b.run(Moe { x: &x, shares: &shares, share_of, experts, act, epilogue }).map_err(text)
+            t.b.run(Moe { x: &x, routing_weights: &weights, weight_on, experts, act, epilogue }).map_err(text)
         };
         let all = run(0..rows)?;
         for part in [0..1, 1..2, 77..78, 3..8, 40..90, 100..140] {
@@ -242,7 +242,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for rows in [vec![], vec![8], vec![0, 8, 3]] {
         let picked =
             Host { data: rows.iter().flat_map(|r| x.row(*r).to_vec()).collect(), rows: rows.len(), cols: 64 };
-        let input = t.met(Format::Q8_0, &normed(&picked, &weight));
+        let input = t.rounded(Format::Q8_0, &normed(&picked, &weight));
         let want =
             Product { x: &input, w: &host, bias: None, scale: 0.25, softcap: Some(2.0), residual: None };
         let at: Vec<u32> = rows.iter().map(|r| *r as u32).collect();
@@ -250,7 +250,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let epilogue = Epilogue { scale: 0.25, softcap: Some(2.0), residual: None };
         let op = || Head { x: &xs, rows: &at, norm: &by_norm, weights: &by, epilogue };
         let got = t.b.run(op()).map_err(text)?;
-        t.near(&rows, &got, &loose(t, want.get()))?;
+        t.near(&rows, &got, &chained(t, want.get()))?;
         t.like_default((&rows, "default"), &got, compose::head(t.b, &op()))?;
     }
     // Logits do not depend on which other rows are computed.
@@ -264,7 +264,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// Act-order: in every op with linear layers, layers with act-order match plain layers on permuted inputs.
-pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+pub(super) fn act_order<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (rows, dim, width) = (5, 96, 64);
     let order = |n: usize| (0..n as u32).map(|i| (i * 29 + 11) % n as u32).collect::<Vec<_>>();
     let (at, at_down) = (t.ids(&order(dim))?, t.ids(&order(width))?);
@@ -307,12 +307,12 @@ pub(super) fn shuffled<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     };
     same("down", ungated(&by_down), linear(&turned, &plain.down))?;
 
-    let shares = t.up(&Host::random(6, rows, 1).map(f32::abs))?;
+    let weights = t.up(&Host::random(6, rows, 1).map(f32::abs))?;
     let moe = |x, e| {
         t.b.run(Moe {
             x,
-            shares: &shares,
-            share_of: ShareOf::Result,
+            routing_weights: &weights,
+            weight_on: RoutingWeightOn::Output,
             experts: std::slice::from_ref(e),
             act,
             epilogue,

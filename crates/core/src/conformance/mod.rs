@@ -42,7 +42,7 @@ pub struct Suite {
     pub sizes: usize,
     /// How the device rounds a row of a linear layer's input before multiplying it with weights of a format (activation
     /// quantization). The identity if it does not.
-    pub meets: fn(Format, &[f32]) -> Vec<f32>,
+    pub round_input: fn(Format, &[f32]) -> Vec<f32>,
     /// Error bound for results of several chained ops, relative to the largest element.
     pub chain: f64,
 }
@@ -50,14 +50,14 @@ pub struct Suite {
 impl Suite {
     /// For a device that computes in `f32`.
     pub fn exact() -> Suite {
-        let meets = |_, x: &[f32]| x.to_vec();
-        Suite { values: true, slack: 1.0, formats: &Format::ALL, sizes: usize::MAX, meets, chain: 1e-5 }
+        let round_input = |_, x: &[f32]| x.to_vec();
+        Suite { values: true, slack: 1.0, formats: &Format::ALL, sizes: usize::MAX, round_input, chain: 1e-5 }
     }
 
     /// For a device that rounds the inputs of linear layers. Products of the rounded inputs have the same bounds as
     /// usual. In chained ops an input near a rounding boundary may round either way, which `chain` must allow for.
-    pub fn rounding(meets: fn(Format, &[f32]) -> Vec<f32>, chain: f64) -> Suite {
-        Suite { meets, chain, ..Suite::exact() }
+    pub fn rounding(round_input: fn(Format, &[f32]) -> Vec<f32>, chain: f64) -> Suite {
+        Suite { round_input, chain, ..Suite::exact() }
     }
 
     /// The same suite with few formats and sizes: checks in seconds whether a driver can be trusted.
@@ -116,18 +116,18 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         case("moe", |b, s| blocks::moe(&Bench { b, suite: s })),
         case("moe_alone", |b, s| blocks::moe_alone(&Bench { b, suite: s })),
         case("head", |b, s| blocks::head(&Bench { b, suite: s })),
-        case("shuffled", |b, s| blocks::shuffled(&Bench { b, suite: s })),
+        case("act_order", |b, s| blocks::act_order(&Bench { b, suite: s })),
         case("trace", |b, s| blocks::trace(&Bench { b, suite: s })),
     ]
 }
 
 /// Runs every case on a backend and returns the outcome of each.
 pub fn run<B: Backend>(b: &B, suite: Suite) -> Vec<(&'static str, Outcome)> {
-    run_telling(b, suite, &mut |_, _, _| {})
+    run_with_progress(b, suite, &mut |_, _, _| {})
 }
 
 /// Like [`run`], calling `told` before each case with the number of cases done, the total and the next case's name.
-pub fn run_telling<B: Backend>(
+pub fn run_with_progress<B: Backend>(
     b: &B,
     suite: Suite,
     told: &mut dyn FnMut(usize, usize, &'static str),
@@ -173,9 +173,9 @@ impl<'a, B: Backend> Bench<'a, B> {
         self.b.upload_row(ids).map_err(text)
     }
 
-    /// `x` as the device rounds it before multiplying with weights of a format (see [`Suite::meets`]).
-    fn met(&self, format: Format, x: &Host) -> Host {
-        let data = (0..x.rows).flat_map(|r| (self.suite.meets)(format, x.row(r))).collect();
+    /// `x` as the device rounds it before multiplying with weights of a format (see [`Suite::round_input`]).
+    fn rounded(&self, format: Format, x: &Host) -> Host {
+        let data = (0..x.rows).flat_map(|r| (self.suite.round_input)(format, x.row(r))).collect();
         Host { data, ..*x }
     }
 
@@ -227,7 +227,7 @@ impl<'a, B: Backend> Bench<'a, B> {
     /// Compares a tensor with the oracle's result, element by element.
     fn near(&self, what: impl Debug, got: &Tensor<B>, want: &Bounded) -> Outcome {
         if (got.rows(), got.cols()) != (want.rows, want.cols) {
-            return Err(format!("{what:?}: {got:?} where [{}, {}] was due", want.rows, want.cols));
+            return Err(format!("{what:?}: {got:?} where [{}, {}] was expected", want.rows, want.cols));
         }
         if !self.suite.values {
             return Ok(());

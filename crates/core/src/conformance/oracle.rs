@@ -71,16 +71,16 @@ impl Normed<'_> {
 }
 
 /// MoE routing of one token's logits.
-pub(super) struct Chosen<'a> {
-    pub used: usize,
+pub(super) struct Routed<'a> {
+    pub top_k: usize,
     pub scores: Scores,
     pub bias: &'a [f32],
     pub groups: Option<Groups>,
-    pub to_one: bool,
+    pub norm_weights: bool,
     pub scale: f32,
 }
 
-impl Chosen<'_> {
+impl Routed<'_> {
     pub(super) fn row(&self, logits: &[f32]) -> Vec<(f64, f64)> {
         let x: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
         if let Scores::SparseMixer { near } = self.scores {
@@ -110,8 +110,8 @@ impl Chosen<'_> {
             let kept = best(groups.topk_group, &mut (0..groups.n_group), &worth);
             open.retain(|i| kept.contains(&(i / each)));
         }
-        let chosen = best(self.used, &mut open.into_iter(), &|i| biased[i]);
-        let all: f64 = if self.to_one { chosen.iter().map(|i| scores[*i]).sum() } else { 1.0 };
+        let chosen = best(self.top_k, &mut open.into_iter(), &|i| biased[i]);
+        let all: f64 = if self.norm_weights { chosen.iter().map(|i| scores[*i]).sum() } else { 1.0 };
         let mut out = vec![(0.0, 0.0); x.len()];
         for i in chosen {
             let y = scores[i] / all * f64::from(self.scale);
@@ -122,18 +122,18 @@ impl Chosen<'_> {
     }
 }
 
-impl Chosen<'_> {
+impl Routed<'_> {
     fn one_by_one(&self, x: &[f64], near: f64) -> Vec<(f64, f64)> {
         let mut left: Vec<usize> = (0..x.len()).collect();
         let mut chosen = Vec::new();
-        for _ in 0..self.used {
+        for _ in 0..self.top_k {
             let best = *left.iter().max_by(|a, b| x[**a].total_cmp(&x[**b]).then(b.cmp(a))).unwrap_or(&0);
             let close = |i: &&usize| (x[best] - x[**i]) / x[**i].abs().max(x[best]) <= near;
             let sum: f64 = left.iter().filter(close).map(|i| (x[*i] - x[best]).exp()).sum();
             chosen.push((best, 1.0 / sum));
             left.retain(|i| *i != best);
         }
-        let all: f64 = if self.to_one { chosen.iter().map(|(_, share)| share).sum() } else { 1.0 };
+        let all: f64 = if self.norm_weights { chosen.iter().map(|(_, share)| share).sum() } else { 1.0 };
         let mut out = vec![(0.0, 0.0); x.len()];
         for (i, share) in chosen {
             let y = share / all * f64::from(self.scale);
@@ -213,12 +213,12 @@ pub(super) struct Attention<'a> {
     pub bias: Option<&'a [f32]>,
     pub causal: bool,
     /// How a device may round queries and softmax weights to match the cache's type.
-    pub loose: Loose,
+    pub rounding: Rounding,
 }
 
 /// Rounding allowed for queries and softmax weights.
 #[derive(Clone, Copy)]
-pub(super) enum Loose {
+pub(super) enum Rounding {
     Exact,
     /// Relative to each element.
     Each(f64),
@@ -246,10 +246,10 @@ impl Attention<'_> {
             let (s, size) =
                 terms.clone().fold((0.0, 0.0), |(s, size): (f64, f64), t| (s + t, size + t.abs()));
             let rounded = |k: &f32| f64::from(*k) * f64::from(self.scale) * most_of_query;
-            let squares: f64 = match self.loose {
-                Loose::Exact => 0.0,
-                Loose::Each(part) => terms.map(|t| (part * t).powi(2)).sum(),
-                Loose::Largest(part) => self.k.row(p).iter().map(|k| (part * rounded(k)).powi(2)).sum(),
+            let squares: f64 = match self.rounding {
+                Rounding::Exact => 0.0,
+                Rounding::Each(part) => terms.map(|t| (part * t).powi(2)).sum(),
+                Rounding::Largest(part) => self.k.row(p).iter().map(|k| (part * rounded(k)).powi(2)).sum(),
             };
             let bias = self.bias.map_or(0.0, |row| {
                 let reach = row.len() as i64 / 2;
@@ -266,10 +266,10 @@ impl Attention<'_> {
         let weights: Vec<f64> = scores.iter().map(|s| (s.0 - most).exp()).collect();
         let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
         let queries = scores.iter().fold(0.0, |m: f64, s| m.max(s.2));
-        let (of_each, of_largest) = match self.loose {
-            Loose::Exact => (0.0, 0.0),
-            Loose::Each(part) => (part, 0.0),
-            Loose::Largest(part) => (0.0, part),
+        let (of_each, of_largest) = match self.rounding {
+            Rounding::Exact => (0.0, 0.0),
+            Rounding::Each(part) => (part, 0.0),
+            Rounding::Largest(part) => (0.0, part),
         };
         let off = EPS * size * (4.0 + (q.len() as f64).sqrt()) + of_each + queries;
         // Error due to rounded softmax weights, random as well.
@@ -291,13 +291,13 @@ pub(super) fn row_places(spans: &[Span]) -> Vec<(usize, usize)> {
 }
 
 /// Decay factor of a head's state: `exp(-rate * softplus(said + bias))`.
-pub(super) fn forgotten(said: f32, rate: f32, bias: f32) -> f64 {
+pub(super) fn decay(said: f32, rate: f32, bias: f32) -> f64 {
     let x = f64::from(said) + f64::from(bias);
     (-f64::from(rate) * (1.0 + x.exp()).ln()).exp()
 }
 
 /// Gated delta rule over one sequence, from zero state; `kept(token, head)` is the decay factor.
-pub(super) fn recall(
+pub(super) fn gated_delta(
     heads: DeltaHeads,
     [qk, v, gates]: [&Host; 3],
     kept: impl Fn(usize, usize) -> f64,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::oracle::{EPS, activate, forgotten, recall};
+use super::oracle::{self, EPS, activate};
 use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{CausalConv, GatedDelta};
 use crate::{
@@ -66,8 +66,8 @@ fn check<B: Backend>(
     for parts in alone() {
         let y = run(&parts, &plan(t, &parts, &mut [0; LENS.len()])?)?;
         let i = parts[0].0;
-        let due = Bounded { data: want[i].data.clone(), ..want[i] };
-        t.near((what, "alone", i), &y, &due)?;
+        let expected = Bounded { data: want[i].data.clone(), ..want[i] };
+        t.near((what, "alone", i), &y, &expected)?;
         at_once.push(y);
     }
     let mut turns = [0; LENS.len()];
@@ -148,9 +148,9 @@ pub(super) fn gated_delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let want: Vec<Bounded> = (0..LENS.len())
             .map(|i| {
                 let kept = |r: usize, h: usize| {
-                    forgotten(gates[i].row(r)[heads.values + h], rate.data[h], bias.data[h])
+                    oracle::decay(gates[i].row(r)[heads.values + h], rate.data[h], bias.data[h])
                 };
-                recall(heads, [&qk[i], &v[i], &gates[i]], kept)
+                oracle::gated_delta(heads, [&qk[i], &v[i], &gates[i]], kept)
             })
             .collect();
         let by = Decay { rate: t.up(&rate)?, bias: t.up(&bias)? };

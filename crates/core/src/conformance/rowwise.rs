@@ -1,4 +1,4 @@
-use super::oracle::{self, Chosen, EPS, Normed};
+use super::oracle::{self, EPS, Normed, Routed};
 use super::{Bench, Bounded, Host, Outcome, Random, ensure, text};
 use crate::ops::{
     Activate, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Rope, Route, TopK,
@@ -200,7 +200,7 @@ pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             let bias_there = if biased { Some(t.up(&bias)?) } else { None };
             let by = Routing { top_k, scores, bias: bias_there, groups, norm_weights, scale };
             let got = t.b.run(Route { logits: &t.strided(&x)?, routing: &by }).map_err(text)?;
-            let by = Chosen { used: top_k, scores, bias: &bias.data, groups, to_one: norm_weights, scale };
+            let by = Routed { top_k, scores, bias: &bias.data, groups, norm_weights, scale };
             let want = Bounded::by_rows(rows, experts, |r| by.row(x.row(r)));
             t.near((experts, top_k, groups, rows), &got, &want)?;
         }

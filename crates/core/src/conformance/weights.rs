@@ -109,7 +109,7 @@ pub(super) fn linear<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                 };
                 let composed = compose::linear(t.b, &op).map_err(text)?;
                 t.near((format, m, n, k, "composed"), &composed, &want(&x))?;
-                t.near((format, m, n, k), &t.b.run(op).map_err(text)?, &want(&t.met(format, &x)))?;
+                t.near((format, m, n, k), &t.b.run(op).map_err(text)?, &want(&t.rounded(format, &x)))?;
             }
         }
     }

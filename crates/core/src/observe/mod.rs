@@ -13,8 +13,8 @@ use crate::ops::{
     Route, TopK, TopKOut,
 };
 use crate::{
-    Backend, DType, Expert, HostWeight, LayerKv, LinearWeights, Memory, Reading, Result, ShareOf, Tensor,
-    Trace, Weight, compose,
+    Backend, DType, Expert, HostWeight, LayerKv, LinearWeights, Memory, Reading, Result, RoutingWeightOn,
+    Tensor, Trace, Weight, compose,
 };
 use inner::{Inner, outer, tensor_id, with_id};
 
@@ -155,20 +155,21 @@ impl<B: Backend> Backend for Observed<B> {
     /// Each expert's layers run, and are observed, on its routed rows only.
     fn moe(&self, op: &Moe<'_, Self>) -> Result<Tensor<Self>> {
         let count = op.experts.len();
-        let shares: Vec<f32> = self.download(op.shares)?; // [rows, experts]
+        let weights: Vec<f32> = self.download(op.routing_weights)?; // [rows, experts]
         let sum = self.alloc(op.x.dtype(), op.x.rows(), op.x.cols())?; // [rows, dim]
         self.zero(&sum)?;
         for (i, Expert { up, down }) in op.experts.iter().enumerate() {
-            let taken = shares.iter().skip(i).step_by(count).zip(0u32..).filter(|(share, _)| **share != 0.0);
-            let rows: Vec<u32> = taken.map(|(_, row)| row).collect();
+            let routed =
+                weights.iter().skip(i).step_by(count).zip(0u32..).filter(|(weight, _)| **weight != 0.0);
+            let rows: Vec<u32> = routed.map(|(_, row)| row).collect();
             if rows.is_empty() {
                 continue;
             }
             let indices = &self.upload_row(&rows)?;
             let gather = |x: &Tensor<Self>| self.run(IndexRows { x, indices, mode: IndexMode::Gather });
             let x = gather(op.x)?; // [some rows, dim]
-            let share = gather(&op.shares.col_range(i..i + 1))?; // [some rows, 1]
-            let weighted = |x: &Tensor<Self>| self.run(Eltwise { x, op: EltwiseOp::Mul(&share) });
+            let weight = gather(&op.routing_weights.col_range(i..i + 1))?; // [some rows, 1]
+            let weighted = |x: &Tensor<Self>| self.run(Eltwise { x, op: EltwiseOp::Mul(&weight) });
             let expert = |x: &Tensor<Self>| {
                 self.run(Ffn {
                     x,
@@ -180,9 +181,9 @@ impl<B: Backend> Backend for Observed<B> {
                     adapters: &[],
                 })
             };
-            let y = match op.share_of {
-                ShareOf::Result => weighted(&expert(&x)?)?,
-                ShareOf::Input => expert(&weighted(&x)?)?,
+            let y = match op.weight_on {
+                RoutingWeightOn::Output => weighted(&expert(&x)?)?,
+                RoutingWeightOn::Input => expert(&weighted(&x)?)?,
             };
             self.run(IndexRows { x: &y, indices, mode: IndexMode::ScatterAdd(&sum) })?;
         }

@@ -2,7 +2,7 @@ use super::{Check, Op};
 use crate::{Backend, Result, StepPlan, Tensor};
 
 /// Maximum kernel size.
-pub const MOST_KERNEL: usize = 16;
+pub const MAX_KERNEL: usize = 16;
 
 /// Causal depthwise convolution, then SiLU: `y[t] = silu(sum_j weight[j] * x[t + j + 1 - kernel])`, per column.
 ///
@@ -43,10 +43,10 @@ impl<B: Backend> Op<B> for CausalConv<'_, B> {
     fn check(&self) -> Result<()> {
         let (c, cols, kernel) = (Check(Self::NAME), self.x.cols(), self.weight.rows());
         c.f32("x", self.x)?;
-        c.f32("by", self.weight)?;
+        c.f32("weight", self.weight)?;
         c.shape("x", self.x, self.plan.host.tokens.len(), cols)?;
-        c.shape("by", self.weight, kernel, cols)?;
-        c.that((2..=MOST_KERNEL).contains(&kernel), "by", format_args!("2 to {MOST_KERNEL} rows"), kernel)?;
+        c.shape("weight", self.weight, kernel, cols)?;
+        c.that((2..=MAX_KERNEL).contains(&kernel), "weight", format_args!("2 to {MAX_KERNEL} rows"), kernel)?;
         c.cols("window", self.window, (kernel - 1) * cols)?;
         check_states(&c, "window", self.window, self.plan)
     }

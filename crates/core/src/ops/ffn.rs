@@ -60,7 +60,7 @@ impl<B: Backend> Op<B> for Ffn<'_, B> {
             check_adapted(&c, by, self.adapters, self.x.rows())?;
         }
         let fits = self.adapters.is_empty() || self.epilogue.softcap.is_none();
-        c.that(fits, "what happens next", "no cap after what adapters add", "one")?;
+        c.that(fits, "epilogue", "no softcap with adapters", "one")?;
         self.epilogue.check(&c, self.x.rows(), self.down.weight.rows())
     }
 

@@ -3,7 +3,7 @@ use super::{Check, Op};
 use crate::{Backend, Decay, DeltaHeads, Result, StepPlan, Tensor};
 
 /// Maximum key dimension.
-pub const MOST_KEY: usize = 256;
+pub const MAX_KEY_DIM: usize = 256;
 
 /// Gated delta rule (Gated DeltaNet, Qwen3-Next), over the tokens of each sequence in order.
 ///
@@ -39,9 +39,9 @@ impl<B: Backend> Op<B> for GatedDelta<'_, B> {
         let whole = keys > 0 && values > 0 && values.is_multiple_of(keys);
         c.that(whole, "value heads", format_args!("a multiple of {keys}"), values)?;
         c.that(
-            (1..=MOST_KEY).contains(&key_dim),
+            (1..=MAX_KEY_DIM).contains(&key_dim),
             "a key",
-            format_args!("1 to {MOST_KEY} elements"),
+            format_args!("1 to {MAX_KEY_DIM} elements"),
             key_dim,
         )?;
         c.that(value_dim > 0, "a value", "some elements", value_dim)?;
@@ -55,8 +55,8 @@ impl<B: Backend> Op<B> for GatedDelta<'_, B> {
         }
         c.row("rate", &self.decay.rate, values)?;
         c.row("bias", &self.decay.bias, values)?;
-        c.cols("matrices", self.states, heads.state_len())?;
-        check_states(&c, "matrices", self.states, self.plan)
+        c.cols("states", self.states, heads.state_len())?;
+        check_states(&c, "states", self.states, self.plan)
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {

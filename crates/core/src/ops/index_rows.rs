@@ -30,9 +30,9 @@ impl<B: Backend> Op<B> for IndexRows<'_, B> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
         match self.mode {
-            IndexMode::Gather => c.ids("at", self.indices, self.indices.cols()),
+            IndexMode::Gather => c.ids("indices", self.indices, self.indices.cols()),
             IndexMode::ScatterAdd(into) => {
-                c.ids("at", self.indices, self.x.rows())?;
+                c.ids("indices", self.indices, self.x.rows())?;
                 c.f32("into", into)?;
                 c.cols("into", into, self.x.cols())
             }

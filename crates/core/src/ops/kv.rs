@@ -30,7 +30,7 @@ pub(super) fn check_kv<B: Backend>(
         heads.q,
     )?;
     for (what, t) in [("the cache's keys", kv.k), ("the cache's values", kv.v)] {
-        c.dtype(what, t, "f32, f16, bf16, i8 or f8", |d| d.is_float() || d.reach().is_some())?;
+        c.dtype(what, t, "f32, f16, bf16, i8 or f8", |d| d.is_float() || d.max_abs().is_some())?;
         c.cols(what, t, plan.host.page_len * heads.cache_cols(t.dtype()))?;
         let last = plan.host.spans.iter().flat_map(|s| &s.pages).max();
         let fits = last.is_none_or(|p| (*p as usize) < t.rows());

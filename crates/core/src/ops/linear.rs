@@ -17,7 +17,7 @@ pub struct Linear<'a, B: Backend> {
 pub(super) fn check_linear<B: Backend>(c: &Check, by: &LinearWeights<B>, inputs: usize) -> Result<()> {
     c.that(by.weight.cols() == inputs, "x", format_args!("{} columns", by.weight.cols()), inputs)?;
     if let LinearWeight::ActOrder { order, .. } = &by.weight {
-        c.ids("the order", order, inputs)?;
+        c.ids("order", order, inputs)?;
     }
     by.bias.as_ref().map_or(Ok(()), |bias| c.row("bias", bias, by.weight.rows()))
 }

@@ -68,10 +68,7 @@ pub(super) fn check_adapted<B: Backend>(
     c.that(order, "the adapters' rows", format_args!("in order, under {rows}"), "others")?;
     lora_deltas(by, with).try_for_each(|a| {
         let (rank, inputs, outputs) = (a.pair.rank(), by[a.layer].weight.cols(), a.columns.len());
-        let halves = [
-            ("an adapter's way down", &*a.pair.a, rank, inputs),
-            ("an adapter's way up", &a.pair.b, outputs, rank),
-        ];
+        let halves = [("lora_a", &*a.pair.a, rank, inputs), ("lora_b", &a.pair.b, outputs, rank)];
         halves.into_iter().try_for_each(|(what, w, rows, cols)| {
             let (want, got) =
                 (format_args!("[{rows}, {cols}]"), format_args!("[{}, {}]", w.rows(), w.cols()));
@@ -103,7 +100,7 @@ impl<B: Backend> Op<B> for Lora<'_, B> {
         let plain = self.epilogue.residual.is_none() && self.epilogue.scale == 1.0;
         let fits =
             self.epilogue.softcap.is_none() && (plain || (self.weights.len() == 1 && self.norm.is_none()));
-        c.that(fits, "what happens next", "nothing, or no cap and one layer without a norm", "more")?;
+        c.that(fits, "epilogue", "none, or no softcap and one layer without a norm", "more")?;
         check_adapted(&c, self.weights, self.adapters, self.x.rows())
     }
 

@@ -77,7 +77,7 @@ impl<B: Backend> Op<B> for Matmul<'_, B> {
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
-        c.float("w", self.weight)?;
+        c.float("weight", self.weight)?;
         c.cols("x", self.x, self.weight.cols())?;
         if let Some(bias) = self.bias {
             c.row("bias", bias, self.weight.rows())?;

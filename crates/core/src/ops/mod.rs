@@ -30,12 +30,12 @@ use std::fmt;
 
 pub use activate::Activate;
 pub use attend::Attend;
-pub use causal_conv::{CausalConv, MOST_KERNEL};
+pub use causal_conv::{CausalConv, MAX_KERNEL};
 pub use dequant::Dequant;
 pub use eltwise::{Eltwise, EltwiseOp};
 pub use embed::Embed;
 pub use ffn::Ffn;
-pub use gated_delta::{GatedDelta, MOST_KEY};
+pub use gated_delta::{GatedDelta, MAX_KEY_DIM};
 pub use head::Head;
 pub use index_rows::{IndexMode, IndexRows};
 pub use kv::KvWrite;
@@ -48,7 +48,7 @@ pub use normalize::Normalize;
 pub use permute_cols::PermuteCols;
 pub use qkv::QkvPrep;
 pub use rope::Rope;
-pub use route::{MOST_EXPERTS, Route};
+pub use route::{MAX_EXPERTS, Route};
 pub use topk::{TopK, TopKOut};
 
 use crate::{Backend, DType, Error, Norm, Result, Tensor};

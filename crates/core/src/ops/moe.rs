@@ -1,7 +1,7 @@
 use super::ffn::check_block;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Activation, Backend, Expert, Result, ShareOf, Tensor};
+use crate::{Activation, Backend, Expert, Result, RoutingWeightOn, Tensor};
 
 /// Mixture of experts, each a feed-forward block: a row of the result is the weighted sum of its experts' outputs.
 #[derive(Debug)]
@@ -9,9 +9,9 @@ pub struct Moe<'a, B: Backend> {
     /// [rows, dim]
     pub x: &'a Tensor<B>,
     /// [rows, experts]: routing weights. An expert with weight 0 for a row need not be computed for it.
-    pub shares: &'a Tensor<B>,
+    pub routing_weights: &'a Tensor<B>,
     /// Where the routing weight is applied. Experts weighted on their input have no biases.
-    pub share_of: ShareOf,
+    pub weight_on: RoutingWeightOn,
     /// The experts, all of the same shape.
     pub experts: &'a [Expert<B>],
     /// Activation function.
@@ -28,8 +28,8 @@ impl<B: Backend> Op<B> for Moe<'_, B> {
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
-        c.f32("shares", self.shares)?;
-        c.shape("shares", self.shares, self.x.rows(), self.experts.len())?;
+        c.f32("routing_weights", self.routing_weights)?;
+        c.shape("routing_weights", self.routing_weights, self.x.rows(), self.experts.len())?;
         let dim = self.x.cols();
         let width = self.experts.first().map_or(0, |e| e.down.weight.cols());
         for Expert { up, down } in self.experts {
@@ -38,7 +38,12 @@ impl<B: Backend> Op<B> for Moe<'_, B> {
             let (want, got) = (format_args!("[{dim}, {width}]"), format_args!("[{}, {}]", shape.0, shape.1));
             c.that(shape == (dim, width), "down", want, got)?;
             let plain = up.iter().chain([down]).all(|l| l.bias.is_none());
-            c.that(plain || self.share_of == ShareOf::Result, "biases", "none, of shared inputs", "some")?;
+            c.that(
+                plain || self.weight_on == RoutingWeightOn::Output,
+                "biases",
+                "none, with weighted inputs",
+                "some",
+            )?;
         }
         self.epilogue.check(&c, self.x.rows(), dim)
     }

@@ -19,7 +19,7 @@ impl<B: Backend> Op<B> for PermuteCols<'_, B> {
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
-        c.ids("at", self.indices, self.indices.cols())
+        c.ids("indices", self.indices, self.indices.cols())
     }
 
     fn launch(&self, b: &B) -> Result<Self::Out> {

@@ -2,7 +2,7 @@ use super::{Check, Op};
 use crate::{Backend, Result, Routing, Scores, Tensor};
 
 /// Maximum experts of a layer: devices keep a bitmask with one bit per expert.
-pub const MOST_EXPERTS: usize = 1024;
+pub const MAX_EXPERTS: usize = 1024;
 
 /// MoE router: from logits to routing weights, 0 for all but the selected experts.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl<B: Backend> Op<B> for Route<'_, B> {
         let c = Check(Self::NAME);
         c.f32("logits", self.logits)?;
         let experts = self.logits.cols();
-        c.that(experts <= MOST_EXPERTS, "logits", format_args!("at most {MOST_EXPERTS} columns"), experts)?;
+        c.that(experts <= MAX_EXPERTS, "logits", format_args!("at most {MAX_EXPERTS} columns"), experts)?;
         if let Some(bias) = &self.routing.bias {
             c.row("bias", bias, experts)?;
         }

@@ -116,7 +116,7 @@ impl<S: Weight + Lines> Products<S> for Bytes {
     unsafe fn load_queries(t: &AttendTask<'_>, group: Range<usize>, q: &mut [f32]) {
         let (dim, rows) = (t.heads.dim, group.len());
         // Bounds queries so that the i32 sums cannot overflow.
-        let most = i32::MAX as f32 / (DType::I8.reach().unwrap_or(1.0) * dim as f32);
+        let most = i32::MAX as f32 / (DType::I8.max_abs().unwrap_or(1.0) * dim as f32);
         let (q, scales) = q.split_at_mut(dim.div_ceil(2) * rows);
         for (r, i) in group.enumerate() {
             let (row, head) = t.place(i);

@@ -53,7 +53,7 @@ impl Spread {
 
 impl PageLayout {
     pub(crate) fn new(page_len: usize, dim: usize, dtype: DType) -> PageLayout {
-        let scale = if dtype.reach().is_some() { size_of::<f32>() } else { 0 };
+        let scale = if dtype.max_abs().is_some() { size_of::<f32>() } else { 0 };
         let paired = dtype == DType::I8 && page_len.is_multiple_of(BLOCK) && dim.is_multiple_of(2);
         PageLayout { page_len, dim, scale, paired }
     }
@@ -324,7 +324,7 @@ impl AttendTask<'_> {
 
     /// Whether elements have scales.
     pub(super) fn is_scaled(&self) -> bool {
-        self.k.dtype().reach().is_some()
+        self.k.dtype().max_abs().is_some()
     }
 
     /// Loads the scales of the keys and of the values of a segment: [2, SEGMENT]. They are zero past the sequence's

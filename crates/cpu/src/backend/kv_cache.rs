@@ -80,7 +80,7 @@ unsafe fn put_scale<T: bytemuck::Pod>(
     dtype: DType,
     x: &[f32],
 ) -> f32 {
-    let (reach, mut most) = (dtype.reach().unwrap_or(1.0), 0.0);
+    let (reach, mut most) = (dtype.max_abs().unwrap_or(1.0), 0.0);
     (kernels.magnitude)(x, &mut most);
     let (scale, by) = scale_of(most, reach);
     // SAFETY: the caller upholds the same contract.

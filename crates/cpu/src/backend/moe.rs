@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, Moe, Route};
-use tallow_core::{Backend, DType, Expert, LinearWeights, Result, Routing, ShareOf, Tensor};
+use tallow_core::{Backend, DType, Expert, LinearWeights, Result, Routing, RoutingWeightOn, Tensor};
 
 use super::device::Cpu;
 use super::ffn::activation_inputs;
@@ -60,7 +60,7 @@ impl Cpu {
     /// [`Backend::moe`]
     pub(crate) fn moe_phases(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (dim, width) = (op.x.cols(), op.experts.first().map_or(0, |e| e.down.weight.cols()));
-        let sorted = ExpertRows::new(&Mat::new(op.shares));
+        let sorted = ExpertRows::new(&Mat::new(op.routing_weights));
         let up = groups(op, &sorted, |e| &e.up, width);
         let activated = self.activate_groups(op, &sorted, &up, width)?; // [places, width]
         let down = groups(op, &sorted, |e| std::slice::from_ref(&e.down), dim);
@@ -78,7 +78,7 @@ impl Cpu {
         });
         let (outputs, residual) = (Mat::<f32>::new(&outputs), op.epilogue.residual.map(Mat::<f32>::new));
         let Epilogue { scale, softcap, .. } = op.epilogue;
-        let by_result = op.share_of == ShareOf::Result;
+        let by_result = op.weight_on == RoutingWeightOn::Output;
         self.by_rows(op.x.rows(), dim, |_, r, out| {
             out.fill(0.0);
             for share in sorted.shares(r) {
@@ -121,7 +121,7 @@ impl Cpu {
         Ok(activated)
     }
 
-    /// Input rows in the order of places, multiplied by the router weights where `share_of` is `ShareOf::Input`
+    /// Input rows in the order of places, multiplied by the router weights where `weight_on` is `RoutingWeightOn::Input`
     /// (Llama 4).
     fn sorted_input(
         &self,
@@ -130,7 +130,7 @@ impl Cpu {
         groups: &[Group<'_>],
     ) -> Result<LinearInput> {
         let weights = groups.iter().flat_map(|g| &g.layers).map(|l| &l.w);
-        if op.share_of == ShareOf::Result {
+        if op.weight_on == RoutingWeightOn::Output {
             return self.gathered_input(op.x, &sorted.at, weights);
         }
         let from = Mat::<f32>::new(op.x);

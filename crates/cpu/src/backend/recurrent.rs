@@ -1,6 +1,6 @@
 //! Ops with recurrent state per sequence (causal convolution, gated delta rule), as pieces for the pool.
 
-use tallow_core::ops::{CausalConv, GatedDelta, MOST_KERNEL};
+use tallow_core::ops::{CausalConv, GatedDelta, MAX_KERNEL};
 use tallow_core::{Backend, DType, Result, Span, StateRows, Tensor};
 
 use super::device::Cpu;
@@ -30,7 +30,7 @@ impl Cpu {
         };
         let out = self.by_rows(x.rows, cols, |_, row, out| {
             let (i, first) = places[row];
-            let (mut rows, mut count) = ([&[][..]; MOST_KERNEL], 0);
+            let (mut rows, mut count) = ([&[][..]; MAX_KERNEL], 0);
             for seen in (row - first..=row - first + before).filter_map(|at| token(i, first, at)) {
                 rows[count] = seen;
                 count += 1;

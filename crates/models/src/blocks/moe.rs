@@ -2,7 +2,9 @@
 
 use tallow_checkpoint::tensor_names::of_layer;
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Moe, Normalize, Route};
-use tallow_core::{Activation, Backend, Expert, LinearWeights, Norm, Result, Routing, ShareOf, Tensor};
+use tallow_core::{
+    Activation, Backend, Expert, LinearWeights, Norm, Result, Routing, RoutingWeightOn, Tensor,
+};
 
 use super::Context;
 use super::mlp::Mlp;
@@ -19,7 +21,7 @@ pub struct MoeBlock<B: Backend> {
     /// Learned scale of each expert's weight: [1, experts]
     expert_scale: Option<Tensor<B>>,
     routing: Routing<B>,
-    share_of: ShareOf,
+    weight_on: RoutingWeightOn,
     experts: Vec<Expert<B>>,
     act: Activation,
     shared: Option<Shared<B>>,
@@ -45,7 +47,7 @@ impl<B: Backend> MoeBlock<B> {
         let router_norm = spec.router_norm.then(|| w.router_norm(i)).transpose()?;
         let expert_scale =
             spec.expert_scale.then(|| w.tensor_row(&of_layer(names.expert_scale, i), count)).transpose()?;
-        let ExpertsSpec { top_k, scores, share_of, groups, norm_weights, scale, .. } = *spec;
+        let ExpertsSpec { top_k, scores, weight_on, groups, norm_weights, scale, .. } = *spec;
         let experts = w.experts(i, count, each)?;
         let shared = match spec.shared {
             None => None,
@@ -61,7 +63,7 @@ impl<B: Backend> MoeBlock<B> {
             }
         };
         let routing = Routing { top_k, scores, bias, groups, norm_weights, scale };
-        Ok(MoeBlock { router_norm, router, expert_scale, routing, share_of, experts, act: each.act, shared })
+        Ok(MoeBlock { router_norm, router, expert_scale, routing, weight_on, experts, act: each.act, shared })
     }
 
     /// `then(block(norm(x)))`
@@ -79,12 +81,19 @@ impl<B: Backend> MoeBlock<B> {
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
         let router_input = router_input.as_ref().unwrap_or(x);
         let logits = cx.project(router_input, &self.router, Epilogue::NONE)?; // [tokens, experts]
-        let mut shares = b.run(Route { logits: &logits, routing: &self.routing })?; // [tokens, experts]
+        let mut routing_weights = b.run(Route { logits: &logits, routing: &self.routing })?; // [tokens, experts]
         if let Some(scale) = &self.expert_scale {
-            shares = b.run(Eltwise { x: &shares, op: EltwiseOp::Mul(scale) })?;
+            routing_weights = b.run(Eltwise { x: &routing_weights, op: EltwiseOp::Mul(scale) })?;
         }
-        let MoeBlock { share_of, experts, act, .. } = self;
-        let y = b.run(Moe { x, shares: &shares, share_of: *share_of, experts, act: *act, epilogue })?;
+        let MoeBlock { weight_on, experts, act, .. } = self;
+        let y = b.run(Moe {
+            x,
+            routing_weights: &routing_weights,
+            weight_on: *weight_on,
+            experts,
+            act: *act,
+            epilogue,
+        })?;
         let Some(shared) = &self.shared else { return Ok(y) };
         let Some(gate) = &shared.gate else {
             let then = Epilogue { scale: epilogue.scale, ..Epilogue::add_to(&y) };

@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names;
-use tallow_core::ops::MOST_EXPERTS;
+use tallow_core::ops::MAX_EXPERTS;
 use tallow_core::{Activation, Heads, NormKind, RopePairs};
 
 use super::rope;
@@ -339,8 +339,8 @@ pub(super) fn only(c: &Config<'_>, key: Key, text: &str) -> Result<()> {
 pub(super) fn find_experts(c: &Config<'_>, own: Key) -> Result<Option<usize>> {
     for key in [own, EXPERTS, LOCAL_EXPERTS, ROUTED_EXPERTS] {
         if let Some(n) = c.find_count(key)? {
-            return match n > MOST_EXPERTS {
-                true => Err(c.unsupported(key, n, format_args!("up to {MOST_EXPERTS} are"))),
+            return match n > MAX_EXPERTS {
+                true => Err(c.unsupported(key, n, format_args!("up to {MAX_EXPERTS} are"))),
                 false => Ok(Some(n)),
             };
         }

@@ -3,7 +3,7 @@
 
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Joint, Names};
-use tallow_core::{RopePairs, Scores, ShareOf};
+use tallow_core::{RopePairs, RoutingWeightOn, Scores};
 
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
@@ -90,7 +90,7 @@ fn experts(c: &Config<'_>, width: usize) -> Result<ExpertsSpec> {
     let count = common::experts(c, common::LOCAL_EXPERTS, 16)?;
     Ok(ExpertsSpec {
         scores: Scores::Sigmoid,
-        share_of: ShareOf::Input,
+        weight_on: RoutingWeightOn::Input,
         shared: Some(SharedExpertSpec { width, gated: false }),
         ..ExpertsSpec::softmax(count, common::experts_used(c, 1, count)?)
     })

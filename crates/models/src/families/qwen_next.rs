@@ -3,7 +3,7 @@
 
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, GatedDeltaNames, Names, Rate};
-use tallow_core::ops::{MOST_KERNEL, MOST_KEY};
+use tallow_core::ops::{MAX_KERNEL, MAX_KEY_DIM};
 use tallow_core::{Activation, DeltaHeads, Sharing};
 
 use super::{Declared, Family, common, qwen_moe, rope};
@@ -186,9 +186,9 @@ fn delta(c: &Config<'_>, sharing: Sharing) -> Result<GatedDeltaSpec> {
     let heads = DeltaHeads {
         keys,
         values,
-        key_dim: most(KEY_DIM, count(KEY_DIM, 128)?, 1, MOST_KEY)?,
+        key_dim: most(KEY_DIM, count(KEY_DIM, 128)?, 1, MAX_KEY_DIM)?,
         value_dim: most(value_key, value_dim, 1, MOST_VALUE)?,
         sharing,
     };
-    Ok(GatedDeltaSpec { heads, kernel: most(KERNEL, count(KERNEL, 4)?, 2, MOST_KERNEL)? })
+    Ok(GatedDeltaSpec { heads, kernel: most(KERNEL, count(KERNEL, 4)?, 2, MAX_KERNEL)? })
 }

@@ -1,6 +1,6 @@
 //! Feed-forward blocks: dense, or a mixture of experts.
 
-use tallow_core::{Activation, Groups, Scores, ShareOf};
+use tallow_core::{Activation, Groups, RoutingWeightOn, Scores};
 
 use super::Bias;
 
@@ -80,7 +80,7 @@ pub struct ExpertsSpec {
     /// How logits become scores.
     pub scores: Scores,
     /// What a token's expert weight multiplies: the expert's output or its input.
-    pub share_of: ShareOf,
+    pub weight_on: RoutingWeightOn,
     /// Whether a bias takes part in the selection only, not in the expert weights (`e_score_correction_bias`, DeepSeek
     /// V3).
     pub bias: bool,
@@ -116,7 +116,7 @@ impl ExpertsSpec {
             top_k,
             router_bias: Bias::No,
             scores,
-            share_of: ShareOf::Result,
+            weight_on: RoutingWeightOn::Output,
             bias: false,
             groups: None,
             norm_weights: false,

@@ -60,7 +60,7 @@ impl Pages {
 
     /// Whether elements are 8-bit codes with scales.
     pub(super) fn is_scaled(&self) -> bool {
-        self.dtype.reach().is_some()
+        self.dtype.max_abs().is_some()
     }
 
     pub(super) fn args<'a>(&self, kv: &LayerKv<'a, Wgpu>, access: Access, args: &mut Vec<Arg<'a>>) {
@@ -105,7 +105,7 @@ impl Pages {
             }
         }
         if stores {
-            if let Some(reach) = self.dtype.reach() {
+            if let Some(reach) = self.dtype.max_abs() {
                 let _ = writeln!(s, "const REACH = {reach:?};");
                 s += include_str!("../shaders/keep.wgsl");
             }

@@ -17,7 +17,7 @@ pub struct Names {
     /// Norm before the mixer (attention, MLA, ...).
     pub mixer_norm: &'static str,
     /// Norm behind the mixer.
-    pub mixer_behind: &'static str,
+    pub mixer_post_norm: &'static str,
     /// Fused Q, K and V. Where a file lacks it, they are three tensors.
     pub qkv: &'static str,
     pub q: &'static str,
@@ -38,7 +38,7 @@ pub struct Names {
     /// Norm before the FFN.
     pub ffn_norm: &'static str,
     /// Norm behind the FFN.
-    pub ffn_behind: &'static str,
+    pub ffn_post_norm: &'static str,
     pub gate: &'static str,
     pub up: &'static str,
     /// Up projection of an ungated FFN, if it has another name.
@@ -63,11 +63,11 @@ pub struct Names {
     pub expert_rows: Option<(&'static str, &'static str)>,
     /// Per-layer embedding (PLE): embedding table, projection from the token embedding, and the parts in each layer.
     pub per_layer_tok_embd: &'static str,
-    pub side_from: &'static str,
-    pub side_norm: &'static str,
-    pub side_gate: &'static str,
-    pub side_back: &'static str,
-    pub side_behind: &'static str,
+    pub per_layer_model_proj: &'static str,
+    pub per_layer_proj_norm: &'static str,
+    pub per_layer_gate: &'static str,
+    pub per_layer_proj: &'static str,
+    pub per_layer_post_norm: &'static str,
     /// Factor on a layer's output (full name).
     pub scale: &'static str,
     pub shared_gate: &'static str,
@@ -84,7 +84,7 @@ pub struct Names {
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are the parts' own names")]
 pub struct ParallelMoeNames {
-    pub dense_behind: &'static str,
+    pub dense_post_norm: &'static str,
     /// Norms before and behind the experts.
     pub before: &'static str,
     pub behind: &'static str,
@@ -92,7 +92,7 @@ pub struct ParallelMoeNames {
 
 impl ParallelMoeNames {
     /// For models without a parallel MoE.
-    pub const NONE: ParallelMoeNames = ParallelMoeNames { dense_behind: "", before: "", behind: "" };
+    pub const NONE: ParallelMoeNames = ParallelMoeNames { dense_post_norm: "", before: "", behind: "" };
 }
 
 /// Tensor names of Gated DeltaNet.
@@ -135,20 +135,20 @@ impl GatedDeltaNames {
 
 impl GatedDeltaNames {
     /// Names here and in the other file kind, with how each part is converted, as heads may be ordered differently.
-    pub fn beside(&self, other: &GatedDeltaNames) -> Vec<(Part, &'static str, &'static str)> {
+    pub fn paired_with(&self, other: &GatedDeltaNames) -> Vec<(Part, &'static str, &'static str)> {
         let of = |names: &GatedDeltaNames| {
             use Part::*;
             [
-                (Recalled, names.qkv),
+                (DeltaQkv, names.qkv),
                 (Values, names.z),
                 (ByKeyHead, names.ba),
-                (EachHead, names.b),
-                (EachHead, names.a),
+                (PerValueHead, names.b),
+                (PerValueHead, names.a),
                 (Kernel, names.conv),
                 (Rates, names.rate.0),
-                (NumberEach, names.bias),
+                (ValuePerHead, names.bias),
                 (Table, names.norm),
-                (OfValues, names.o),
+                (DeltaOutput, names.o),
             ]
         };
         of(self).into_iter().zip(of(other)).map(|((part, here), (_, there))| (part, here, there)).collect()
@@ -215,19 +215,19 @@ pub enum Part {
     /// Norm, whose weights may be stored minus an offset.
     Norm,
     /// Gated DeltaNet: linear layer whose outputs are Q, K and V.
-    Recalled,
+    DeltaQkv,
     /// Weights of the causal convolution over those.
     Kernel,
     /// Gated DeltaNet: linear layer with an output per value element.
     Values,
     /// Gated DeltaNet: linear layer with an input per value element.
-    OfValues,
+    DeltaOutput,
     /// Gated DeltaNet: linear layer with an output per value head.
-    EachHead,
+    PerValueHead,
     /// Linear layer whose outputs are grouped by key head.
     ByKeyHead,
     /// One value per value head (full name).
-    NumberEach,
+    ValuePerHead,
     /// Decay rate per value head (full name).
     Rates,
     /// MLA: the K up-projections of all heads, out of a tensor that has those of V, too.
@@ -241,14 +241,14 @@ pub enum Part {
 impl Part {
     /// Whether the name is a full one.
     pub fn is_whole(self) -> bool {
-        matches!(self, Part::Whole | Part::NumberEach | Part::Rates)
+        matches!(self, Part::Whole | Part::ValuePerHead | Part::Rates)
     }
 }
 
 impl Names {
     /// Names here and in the other file kind, with how each part is converted, except [`DeltaNames`]; an empty name
     /// means that there is no such part.
-    pub fn beside(&self, other: &Names) -> Vec<(Part, &'static str, &'static str)> {
+    pub fn paired_with(&self, other: &Names) -> Vec<(Part, &'static str, &'static str)> {
         let of = |names: &Names| {
             use Part::*;
             let latent = names.mla;
@@ -258,7 +258,7 @@ impl Names {
                 (Norm, names.norm),
                 (Table, names.head),
                 (Norm, names.mixer_norm),
-                (Norm, names.mixer_behind),
+                (Norm, names.mixer_post_norm),
                 (Joint, names.qkv),
                 (Queries, names.q),
                 (Keys, names.k),
@@ -273,7 +273,7 @@ impl Names {
                 (Linear, latent.down),
                 (Norm, latent.norm),
                 (Norm, names.ffn_norm),
-                (Norm, names.ffn_behind),
+                (Norm, names.ffn_post_norm),
                 (Linear, names.gate),
                 (Linear, names.up),
                 (Linear, names.gate_up),
@@ -282,7 +282,7 @@ impl Names {
                 (Whole, names.router_bias),
                 (Whole, names.router_norm),
                 (Whole, names.expert_scale),
-                (Norm, names.parallel_moe.dense_behind),
+                (Norm, names.parallel_moe.dense_post_norm),
                 (Norm, names.parallel_moe.before),
                 (Norm, names.parallel_moe.behind),
                 (Whole, names.expert_rows.map_or("", |(up, _)| up)),
@@ -291,11 +291,11 @@ impl Names {
                 (Linear, names.expert_up),
                 (Linear, names.expert_down),
                 (Table, names.per_layer_tok_embd),
-                (Linear, names.side_from),
-                (Norm, names.side_norm),
-                (Linear, names.side_gate),
-                (Linear, names.side_back),
-                (Norm, names.side_behind),
+                (Linear, names.per_layer_model_proj),
+                (Norm, names.per_layer_proj_norm),
+                (Linear, names.per_layer_gate),
+                (Linear, names.per_layer_proj),
+                (Norm, names.per_layer_post_norm),
                 (Whole, names.scale),
                 (Linear, names.shared_gate),
                 (Linear, names.shared_up),
@@ -307,7 +307,7 @@ impl Names {
     }
 
     /// Whether the decoder does not use a tensor.
-    pub fn spares(&self, name: &str) -> bool {
+    pub fn is_unused(&self, name: &str) -> bool {
         self.spare.iter().any(|base| name.starts_with(base))
     }
 
@@ -346,7 +346,7 @@ pub const HF: Names = Names {
     norm: "model.norm",
     head: "lm_head",
     mixer_norm: "model.layers.{}.input_layernorm",
-    mixer_behind: "",
+    mixer_post_norm: "",
     qkv: "",
     q: "model.layers.{}.self_attn.q_proj",
     k: "model.layers.{}.self_attn.k_proj",
@@ -369,7 +369,7 @@ pub const HF: Names = Names {
     },
     gated_delta: GatedDeltaNames::NONE,
     ffn_norm: "model.layers.{}.post_attention_layernorm",
-    ffn_behind: "",
+    ffn_post_norm: "",
     gate: "model.layers.{}.mlp.gate_proj",
     up: "model.layers.{}.mlp.up_proj",
     up_alone: "",
@@ -386,11 +386,11 @@ pub const HF: Names = Names {
     expert_joint: None,
     expert_rows: None,
     per_layer_tok_embd: "model.embed_tokens_per_layer",
-    side_from: "model.per_layer_model_projection",
-    side_norm: "model.per_layer_projection_norm",
-    side_gate: "model.layers.{}.per_layer_input_gate",
-    side_back: "model.layers.{}.per_layer_projection",
-    side_behind: "model.layers.{}.post_per_layer_input_norm",
+    per_layer_model_proj: "model.per_layer_model_projection",
+    per_layer_proj_norm: "model.per_layer_projection_norm",
+    per_layer_gate: "model.layers.{}.per_layer_input_gate",
+    per_layer_proj: "model.layers.{}.per_layer_projection",
+    per_layer_post_norm: "model.layers.{}.post_per_layer_input_norm",
     scale: "model.layers.{}.layer_scalar",
     shared_gate: "model.layers.{}.mlp.shared_experts.gate_proj",
     shared_up: "model.layers.{}.mlp.shared_experts.up_proj",
@@ -408,7 +408,7 @@ pub const GGUF: Names = Names {
     norm: "output_norm",
     head: "output",
     mixer_norm: "blk.{}.attn_norm",
-    mixer_behind: "blk.{}.post_attention_norm",
+    mixer_post_norm: "blk.{}.post_attention_norm",
     qkv: "",
     q: "blk.{}.attn_q",
     k: "blk.{}.attn_k",
@@ -443,7 +443,7 @@ pub const GGUF: Names = Names {
         o: "blk.{}.ssm_out",
     },
     ffn_norm: "blk.{}.ffn_norm",
-    ffn_behind: "blk.{}.post_ffw_norm",
+    ffn_post_norm: "blk.{}.post_ffw_norm",
     gate: "blk.{}.ffn_gate",
     up: "blk.{}.ffn_up",
     up_alone: "",
@@ -454,7 +454,7 @@ pub const GGUF: Names = Names {
     router_norm: "blk.{}.ffn_gate_inp.scale",
     expert_scale: "blk.{}.ffn_down_exps.scale",
     parallel_moe: ParallelMoeNames {
-        dense_behind: "blk.{}.post_ffw_norm_1",
+        dense_post_norm: "blk.{}.post_ffw_norm_1",
         before: "blk.{}.pre_ffw_norm_2",
         behind: "blk.{}.post_ffw_norm_2",
     },
@@ -464,11 +464,11 @@ pub const GGUF: Names = Names {
     expert_joint: None,
     expert_rows: Some(("blk.{}.ffn_gate_up_exps.weight", "blk.{}.ffn_down_exps.weight")),
     per_layer_tok_embd: "per_layer_token_embd",
-    side_from: "per_layer_model_proj",
-    side_norm: "per_layer_proj_norm",
-    side_gate: "blk.{}.inp_gate",
-    side_back: "blk.{}.proj",
-    side_behind: "blk.{}.post_norm",
+    per_layer_model_proj: "per_layer_model_proj",
+    per_layer_proj_norm: "per_layer_proj_norm",
+    per_layer_gate: "blk.{}.inp_gate",
+    per_layer_proj: "blk.{}.proj",
+    per_layer_post_norm: "blk.{}.post_norm",
     scale: "blk.{}.layer_output_scale.weight",
     shared_gate: "blk.{}.ffn_gate_shexp",
     shared_up: "blk.{}.ffn_up_shexp",

@@ -11,13 +11,13 @@ use tallow_models::weights::{Runs, Transpose, room};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
     /// Transposes, all rows or some of them.
-    Turned(Transpose),
+    Transposed(Transpose),
     /// Permutes or selects rows.
     Rows(Runs),
     /// Permutes columns.
     Columns(Runs),
     /// Adds a constant to each element.
-    Lifted(f32),
+    Offset(f32),
     /// Decay rates: x becomes -exp(x) (`A_log` to `ssm_a`).
     Rates,
 }
@@ -29,10 +29,10 @@ impl Change {
     /// Output shape for an input shape [rows, cols].
     pub(super) fn shape(&self, [rows, cols]: [usize; 2]) -> [usize; 2] {
         match self {
-            Change::Turned(turn) => [turn.rows, turn.cols],
+            Change::Transposed(turn) => [turn.rows, turn.cols],
             Change::Rows(runs) => [runs.iter().map(|run| run.len()).sum(), cols],
             Change::Columns(runs) => [rows, runs.iter().map(|run| run.len()).sum()],
-            Change::Lifted(_) | Change::Rates => [rows, cols],
+            Change::Offset(_) | Change::Rates => [rows, cols],
         }
     }
 
@@ -41,10 +41,10 @@ impl Change {
         let within =
             |runs: &Runs, count: usize| runs.iter().all(|run| run.start <= run.end && run.end <= count);
         match self {
-            Change::Turned(turn) => turn.is_within(rows.saturating_mul(cols)),
+            Change::Transposed(turn) => turn.is_within(rows.saturating_mul(cols)),
             Change::Rows(runs) => within(runs, rows),
             Change::Columns(runs) => within(runs, cols),
-            Change::Lifted(_) | Change::Rates => true,
+            Change::Offset(_) | Change::Rates => true,
         }
     }
 
@@ -52,11 +52,11 @@ impl Change {
     pub(super) fn refuses(&self, format: Format) -> Option<[&'static str; 2]> {
         let is_whole = |n: usize| format.row_bytes(n).is_some();
         match self {
-            Change::Turned(_) if !format.is_plain() => {
-                Some(["which has to be turned", "only plain numbers can be"])
+            Change::Transposed(_) if !format.is_plain() => {
+                Some(["which has to be transposed", "only plain numbers can be"])
             }
             Change::Columns(runs) if !runs.iter().all(|run| is_whole(run.start) && is_whole(run.end)) => {
-                Some(["whose columns have to change places", "only those of whole blocks can"])
+                Some(["whose columns have to be permuted", "only those of whole blocks can"])
             }
             _ => None,
         }
@@ -72,11 +72,11 @@ impl Change {
         let [wanted, across] = self.shape([rows, cols]);
         let size = |format: Format| format.row_bytes(across).unwrap_or(0).saturating_mul(wanted);
         let mut to = match self {
-            Change::Lifted(_) | Change::Rates => room(size(Format::F32))?,
+            Change::Offset(_) | Change::Rates => room(size(Format::F32))?,
             _ => room(size(format))?,
         };
         match self {
-            Change::Turned(turn) => turn.bytes(&bytes, &mut to),
+            Change::Transposed(turn) => turn.bytes(&bytes, &mut to),
             Change::Rows(runs) => {
                 let mut rest = &mut to[..];
                 for run in runs {
@@ -95,10 +95,10 @@ impl Change {
                     }
                 }
             }
-            Change::Lifted(by) => each(format, &bytes, &mut to, |x| x + by),
+            Change::Offset(by) => each(format, &bytes, &mut to, |x| x + by),
             Change::Rates => each(format, &bytes, &mut to, |x| -x.exp()),
         }
-        let format = if let Change::Lifted(_) | Change::Rates = self { Format::F32 } else { format };
+        let format = if let Change::Offset(_) | Change::Rates = self { Format::F32 } else { format };
         Ok((format, to.into()))
     }
 }

@@ -122,7 +122,7 @@ impl<'a> Conversion<'a> {
     }
 
     /// Quantizes with an imatrix: larger inputs' weights are kept more exactly. `path` is the imatrix file.
-    pub fn caring(mut self, importance: &'a Importance, path: &Path) -> Result<Conversion<'a>> {
+    pub fn with_imatrix(mut self, importance: &'a Importance, path: &Path) -> Result<Conversion<'a>> {
         let mut known = 0;
         for target in &mut self.targets {
             known += usize::from(target.care(importance, path)?);

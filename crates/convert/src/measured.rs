@@ -33,7 +33,7 @@ pub struct Measured {
     /// Name of the text.
     pub text: String,
     /// Number of chunks, each evaluated on its own.
-    pub goes: usize,
+    pub chunks: usize,
     /// Tokens per chunk.
     pub context: usize,
 }
@@ -57,7 +57,7 @@ impl Inputs {
     }
 
     /// Matrices without any input, in tensors of which other matrices had some.
-    pub fn unheard(&self) -> usize {
+    pub fn unobserved(&self) -> usize {
         self.tensors.values().flatten().filter(|sums| sums.rows == 0).count()
     }
 
@@ -98,7 +98,7 @@ fn new(found: &Found<'_>, measured: &Measured) -> Option<Vec<u8>> {
     let mut header = Header::default();
     header.set("general.type", Written::Text("imatrix".into()));
     header.set("imatrix.datasets", Written::Texts(vec![measured.text.clone()]));
-    header.set("imatrix.chunk_count", Written::Count(u32::try_from(measured.goes).ok()?));
+    header.set("imatrix.chunk_count", Written::Count(u32::try_from(measured.chunks).ok()?));
     header.set("imatrix.chunk_size", Written::Count(u32::try_from(measured.context).ok()?));
     let mut data: Vec<Vec<f32>> = Vec::new();
     for (name, (matrices, cols)) in found {
@@ -150,7 +150,7 @@ fn old(found: &Found<'_>, measured: &Measured) -> Option<Vec<u8>> {
             bytes.extend(numbers.flat_map(|x| x.to_le_bytes()));
         }
     }
-    count(&mut bytes, measured.goes as u64)?;
+    count(&mut bytes, measured.chunks as u64)?;
     text(&mut bytes, &measured.text)?;
     Some(bytes)
 }
@@ -171,7 +171,7 @@ mod tests {
         add("plain", 0, 1, &[0.0, 2.0]);
         add("experts", 1, 3, &[2.0, -1.0]);
         add("one.0", 0, 1, &[5.0, 0.5]);
-        assert_eq!(inputs.unheard(), 2);
+        assert_eq!(inputs.unobserved(), 2);
         let names = [
             ("a", vec!["plain"]),
             ("b", vec!["experts"]),
@@ -184,7 +184,7 @@ mod tests {
             let parts = parts.into_iter().map(str::to_owned).collect();
             Made { name: name.to_owned(), parts, columns, matrices }
         });
-        let measured = Measured { text: "text".into(), goes: 3, context: 2 };
+        let measured = Measured { text: "text".into(), chunks: 3, context: 2 };
         for is_old in [true, false] {
             let end = if is_old { "dat" } else { "gguf" };
             let path = std::env::temp_dir().join(format!("tallow-inputs-{}.{end}", std::process::id()));

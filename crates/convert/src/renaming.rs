@@ -20,7 +20,7 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Targe
     let (names, layers) = (model.names(), model.spec.layers.len());
     let mut all =
         Renaming { model, names, to: reader.gguf_names, used: BTreeSet::new(), targets: Vec::new() };
-    let (parts, recalled) = (names.beside(&all.to), names.gated_delta.beside(&all.to.gated_delta));
+    let (parts, recalled) = (names.paired_with(&all.to), names.gated_delta.paired_with(&all.to.gated_delta));
     let (of_layers, alone): (Vec<_>, Vec<_>) =
         parts.into_iter().chain(recalled).partition(|(_, from, _)| from.contains("{}"));
     for (part, from, to) in alone {
@@ -36,7 +36,7 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Targe
     }
     let spare = |name: &str| {
         let past = names.layer(name).is_some_and(|layer| layer >= layers);
-        past || is_redundant(name) || names.spares(name) || model.family.reads(name)
+        past || is_redundant(name) || names.is_unused(name) || model.family.reads(name)
     };
     match model.checkpoint.tensors().find(|(name, _)| !all.used.contains(*name) && !spare(name)) {
         None => Ok(all.targets),
@@ -133,7 +133,7 @@ impl<'a> Renaming<'a> {
         let linear = matches!(part, Part::Linear | Part::Queries | Part::Keys | Part::Joint);
         match (self.names.layout, self.to.layout, shape) {
             (Layout::Columns, Layout::Rows, &[cols, rows]) if linear => {
-                vec![Change::Turned(Transpose { rows, cols, across: rows, first: 0, step: 1 })]
+                vec![Change::Transposed(Transpose { rows, cols, across: rows, first: 0, step: 1 })]
             }
             (Layout::RowsByHead, Layout::Rows, _) if part == Part::Joint => {
                 let heads = self.model.spec.layers.iter().find_map(|layer| layer.mixer.heads());
@@ -163,7 +163,7 @@ impl<'a> Renaming<'a> {
         let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
         let some = |rows: Range<usize>| Change::Rows(iter::once(rows).collect());
         for (to, part, change) in [
-            (to.k, Part::MlaKeys, vec![some(0..keys), Change::Turned(turn)]),
+            (to.k, Part::MlaKeys, vec![some(0..keys), Change::Transposed(turn)]),
             (to.v, Part::MlaValues, vec![some(keys..rows)]),
         ] {
             let to = named(&of_layer(to, layer));
@@ -195,7 +195,7 @@ impl<'a> Renaming<'a> {
             if let Some(pair) = self.pair(&from, shape)? {
                 self.add(named(&to), vec![pair], &shape, (Part::Linear, some.clone()))?;
             } else if let Some(plain) = self.shaped(&from, &[count, cols, outputs])? {
-                let turn = Change::Turned(Transpose { rows, cols, across: outputs, first, step });
+                let turn = Change::Transposed(Transpose { rows, cols, across: outputs, first, step });
                 self.add(named(&to), vec![plain], &[count, cols, outputs], (Part::Linear, vec![turn]))?;
             }
             if let Some(bias) = self.shaped(&format!("{from}_bias"), &[count, outputs])? {
@@ -233,7 +233,7 @@ impl<'a> Renaming<'a> {
         let mut seen = by_key_head(heads, [heads.key_dim; 2], heads.value_dim);
         let gates = seen.split_off(3 * heads.keys);
         let to = self.to.gated_delta;
-        for (to, part, runs) in [(to.qkv, Part::Recalled, seen), (to.z, Part::Values, gates)] {
+        for (to, part, runs) in [(to.qkv, Part::DeltaQkv, seen), (to.z, Part::Values, gates)] {
             let to = named(&of_layer(to, layer));
             self.add(to, vec![all.clone()], &[rows, dim], (part, vec![Change::Rows(runs)]))?;
         }

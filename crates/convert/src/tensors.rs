@@ -180,10 +180,10 @@ impl<'a> Target<'a> {
         let From::Stored(stacked) = &mut self.from else { return Ok(()) };
         let is_weight = self.planned.name.ends_with(".weight");
         if stacked.part == Part::Norm && model.norm.weight_offset != read.norm.weight_offset && is_weight {
-            stacked.changes.push(Change::Lifted(model.norm.weight_offset - read.norm.weight_offset));
+            stacked.changes.push(Change::Offset(model.norm.weight_offset - read.norm.weight_offset));
         }
-        stacked.beside(model, read)?;
-        stacked.in_turn(model, read)
+        stacked.permute_rope_pairs(model, read)?;
+        stacked.interleave_value_heads(model, read)
     }
 
     /// Writes its data through `put`, in parts.
@@ -243,10 +243,10 @@ impl<'a> Target<'a> {
 
 impl Stacked<'_> {
     /// Permutes Q and K rows from half-split to interleaved RoPE pairs.
-    fn beside(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
+    fn permute_rope_pairs(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let pairs = |spec: &DecoderSpec| spec.ropes.first().map(|rope| (rope.pairs, rope.dim));
         let heads = model.layers.iter().find_map(|layer| layer.mixer.heads());
-        let (Some((RopePairs::Halves, turned)), Some((RopePairs::Interleaved, _)), Some(heads)) =
+        let (Some((RopePairs::Halves, rotated)), Some((RopePairs::Interleaved, _)), Some(heads)) =
             (pairs(model), pairs(read), heads)
         else {
             return Ok(());
@@ -257,7 +257,7 @@ impl Stacked<'_> {
             _ => return Ok(()),
         };
         let rows = self.changes.iter().fold(self.shape, |shape, change| change.shape(shape))[0];
-        let (dim, half) = ((rows / count.max(1)).max(1), turned / 2);
+        let (dim, half) = ((rows / count.max(1)).max(1), rotated / 2);
         let row = |i: usize| {
             let (head, at) = (i / dim, i % dim);
             head * dim + if at < 2 * half { at / 2 + at % 2 * half } else { at }
@@ -267,7 +267,7 @@ impl Stacked<'_> {
 
     /// Reorders value heads from grouped (heads of one key head adjacent) to round-robin (as far apart as there are key
     /// heads).
-    fn in_turn(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
+    fn interleave_value_heads(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let heads = |spec: &DecoderSpec| {
             spec.layers.iter().find_map(|layer| layer.mixer.gated_delta().map(|delta| delta.heads))
         };
@@ -285,16 +285,16 @@ impl Stacked<'_> {
         };
         let before = 2 * mine.key_cols();
         self.change(match self.part {
-            Part::Recalled | Part::Kernel => {
+            Part::DeltaQkv | Part::Kernel => {
                 Change::Rows(std::iter::once(0..before).chain(some(before, value_dim)).collect())
             }
             Part::Values => Change::Rows(some(0, value_dim).collect()),
-            Part::OfValues => Change::Columns(some(0, value_dim).collect()),
+            Part::DeltaOutput => Change::Columns(some(0, value_dim).collect()),
             Part::ByKeyHead => {
                 let what = ["which has heads in an order of its own", "that of other heads is"];
                 return Err(refused(&self.pieces[0], what));
             }
-            Part::EachHead | Part::NumberEach | Part::Rates => Change::Rows(some(0, 1).collect()),
+            Part::PerValueHead | Part::ValuePerHead | Part::Rates => Change::Rows(some(0, 1).collect()),
             _ => return Ok(()),
         })
     }

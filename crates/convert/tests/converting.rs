@@ -218,7 +218,7 @@ fn importance_is_heeded_or_refused() {
     };
     let (weight, out) = ("blk.0.attn_q.weight", out("cared.gguf"));
     let importance = file(&[(weight, 64)]);
-    let conversion = Conversion::new(&model, &out).unwrap().caring(&importance, &path).unwrap();
+    let conversion = Conversion::new(&model, &out).unwrap().with_imatrix(&importance, &path).unwrap();
     conversion
         .write(&mut std::fs::File::create(&out).unwrap(), &mut |_, _| ControlFlow::Continue(()))
         .unwrap();
@@ -237,8 +237,11 @@ fn importance_is_heeded_or_refused() {
         assert_eq!(stored.bytes(), uncared.checkpoint.get(name).unwrap().bytes(), "{name}");
     }
     let refused = |entries: &[(&str, usize)]| {
-        let why =
-            Conversion::new(&model, &out).unwrap().caring(&file(entries), &path).unwrap_err().to_string();
+        let why = Conversion::new(&model, &out)
+            .unwrap()
+            .with_imatrix(&file(entries), &path)
+            .unwrap_err()
+            .to_string();
         why.replace(path.to_str().unwrap(), "FILE")
     };
     insta::assert_snapshot!(refused(&[(weight, 63)]), @"FILE: blk.0.attn_q.weight: has 63 numbers; 64 for each of 1 matrices are due");

@@ -89,7 +89,7 @@ impl Model {
         let source = self.source();
         let Some(how) = source.quantizing else { return Vec::new() };
         let mut outcome = Outcome::default();
-        for (name, stored) in self.checkpoint.tensors().filter(|(name, _)| !source.names.spares(name)) {
+        for (name, stored) in self.checkpoint.tensors().filter(|(name, _)| !source.names.is_unused(name)) {
             let (Some(own), [.., _, cols]) = (stored.format(), stored.shape.as_slice()) else { continue };
             if let Some(choice) = how.choice(&source.names, name, (own, *cols)) {
                 outcome.count(own, choice, how.format(&source.names, name, (own, *cols)));

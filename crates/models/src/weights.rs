@@ -97,7 +97,7 @@ impl Source<'_> {
 
     /// Bytes of all tensors as handed to the device.
     pub(crate) fn bytes(&self) -> usize {
-        let needed = self.checkpoint.tensors().filter(|(name, _)| !self.names.spares(name));
+        let needed = self.checkpoint.tensors().filter(|(name, _)| !self.names.is_unused(name));
         needed.map(|(name, stored)| self.size(name, stored)).sum()
     }
 }
@@ -441,7 +441,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         checkpoint.intact()?;
         checkpoint.release();
         let spare = |name: &str| {
-            self.used.contains(name) || is_redundant(name) || self.names().spares(name) || spare(name)
+            self.used.contains(name) || is_redundant(name) || self.names().is_unused(name) || spare(name)
         };
         let left: Vec<&str> = checkpoint.tensors().map(|(name, _)| name).filter(|n| !spare(n)).collect();
         match left.as_slice() {

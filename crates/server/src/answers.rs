@@ -117,7 +117,7 @@ pub(crate) struct Answers {
     /// Choice to poll first (round-robin).
     next: usize,
     peeked: Option<ChoiceEvent>,
-    over: Pin<Box<dyn Future<Output = ()> + Send>>,
+    drain_over: Pin<Box<dyn Future<Output = ()> + Send>>,
     begun: Instant,
     wants_tokens: bool,
     totals: Totals,
@@ -169,7 +169,7 @@ impl Answers {
             choices: followed.into_iter().map(following).collect(),
             next: 0,
             peeked: None,
-            over: Box::pin(server.over()),
+            drain_over: Box::pin(server.drain_over()),
             begun,
             wants_tokens,
             totals: Totals::default(),
@@ -236,7 +236,7 @@ impl Answers {
         if self.ended() {
             return Poll::Ready(None);
         }
-        if self.over.as_mut().poll(cx).is_ready() {
+        if self.drain_over.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Some(Err(self.fail(Failure::ShuttingDown))));
         }
         Poll::Pending

@@ -337,34 +337,34 @@ impl Metrics {
 #[derive(Debug)]
 pub(crate) struct TrackedRequest {
     metrics: Arc<Metrics>,
-    over: bool,
+    counted: bool,
 }
 
 impl TrackedRequest {
     pub(crate) fn new(metrics: Arc<Metrics>) -> TrackedRequest {
-        TrackedRequest { metrics, over: false }
+        TrackedRequest { metrics, counted: false }
     }
 
     pub(crate) fn done(&mut self, took: Duration) {
-        self.over = true;
+        self.counted = true;
         self.metrics.end_to_end.took(took);
         self.metrics.ended("stop");
     }
 
     pub(crate) fn failed(&mut self) {
-        self.over = true;
+        self.counted = true;
         self.metrics.ended("error");
     }
 
     /// Refused because of the client's mistake; not counted.
     pub(crate) fn refused(&mut self) {
-        self.over = true;
+        self.counted = true;
     }
 }
 
 impl Drop for TrackedRequest {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.counted {
             self.metrics.ended("abort");
         }
     }

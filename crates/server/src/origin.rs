@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn hosts_and_origins_that_can_never_match_are_refused_with_what_to_type() {
-        let said = |checked: Result<(), String>| checked.err().unwrap_or_else(|| "fine".into());
+        let message = |checked: Result<(), String>| checked.err().unwrap_or_else(|| "fine".into());
         let hosts = ["tallow", "Chat.Example", "*", "[::1]", "192.168.1.5"];
         assert!(hosts.iter().all(|host| check_host(host).is_ok()));
         let origins = [
@@ -208,7 +208,7 @@ mod tests {
             "",
             "*.example",
         ] {
-            all += &(said(check_host(host)) + "\n");
+            all += &(message(check_host(host)) + "\n");
         }
         for origin in [
             "chat.example",
@@ -220,7 +220,7 @@ mod tests {
             "https://a b",
             "https://chat.example:443",
         ] {
-            all += &(said(check_origin(origin)) + "\n");
+            all += &(message(check_origin(origin)) + "\n");
         }
         insta::assert_snapshot!(all, @r"
         --allow-host http://x: give the name alone, without scheme and port: --allow-host x

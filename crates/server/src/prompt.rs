@@ -172,11 +172,11 @@ fn message(path: String, value: Value) -> Result<Value, ApiError> {
     let refusal = if role == "assistant" { fields.text("refusal")? } else { None };
     message.insert("role".into(), known.into());
     // A refusal is the whole content of its message.
-    let said = match refusal {
+    let text = match refusal {
         Some(refusal) if fields.peek("content").is_none() => refusal,
         _ => content(&mut fields)?,
     };
-    message.insert("content".into(), said.into());
+    message.insert("content".into(), text.into());
     if role == "assistant" {
         for theirs in ["reasoning", "thinking"] {
             fields.rename(theirs, "reasoning_content")?;
@@ -237,12 +237,12 @@ fn text_part(path: String, part: Value) -> Result<String, ApiError> {
         return Err(ApiError::field(part.path("type"), why).code("unsupported_value"));
     }
     let path = part.path(&kind);
-    let said = part.take(&kind).unwrap_or(Value::Null);
+    let value = part.take(&kind).unwrap_or(Value::Null);
     part.only("cache_control", Value::is_object, "it should be an object; or leave it out")?;
     part.only("annotations", Value::is_array, "it should be a list; or leave it out")?;
-    let said = text(path, said)?;
+    let content = text(path, value)?;
     part.finish()?;
-    Ok(said)
+    Ok(content)
 }
 
 /// Whether the value is an empty list.

@@ -61,7 +61,7 @@ pub(crate) struct Server<M: ?Sized = Served> {
     /// Number of requests being answered.
     open: watch::Sender<usize>,
     /// Whether the drain time is over.
-    over: watch::Sender<bool>,
+    drain_over: watch::Sender<bool>,
     pub(crate) model: M,
 }
 
@@ -78,7 +78,7 @@ impl<M: Model> Server<M> {
             prepare_pool: Arc::new(PreparePool::new(processors)),
             connection_table: Arc::new(settings.limits.connection_table()),
             open: watch::Sender::new(0),
-            over: watch::Sender::new(false),
+            drain_over: watch::Sender::new(false),
             settings,
             guard,
             model,
@@ -116,17 +116,17 @@ impl<M: Model + ?Sized> Server<M> {
         self.model.drain(self.settings.drain);
         let mut open = self.open.subscribe();
         if tokio::time::timeout(self.settings.drain, open.wait_for(|n| *n == 0)).await.is_err() {
-            self.over.send_replace(true);
+            self.drain_over.send_replace(true);
             // Clients that do not read even that much are cut off.
             let _ = tokio::time::timeout(ABORT_GRACE, open.wait_for(|n| *n == 0)).await;
         }
     }
 
     /// Resolves when the drain time is over.
-    pub(crate) fn over(&self) -> impl Future<Output = ()> + Send + use<M> {
-        let mut over = self.over.subscribe();
+    pub(crate) fn drain_over(&self) -> impl Future<Output = ()> + Send + use<M> {
+        let mut drain_over = self.drain_over.subscribe();
         async move {
-            if over.wait_for(|over| *over).await.is_err() {
+            if drain_over.wait_for(|drain_over| *drain_over).await.is_err() {
                 std::future::pending().await
             }
         }

@@ -202,7 +202,7 @@ impl Envelope {
         };
         match self.shape {
             ResponseShape::Chat => {
-                let reasoning_content = some(&complete.part.reasoning);
+                let reasoning_content = non_empty(&complete.part.reasoning);
                 let message = Some(Message { role: "assistant", content, reasoning_content, refusal: None });
                 Choice { message, ..choice }
             }
@@ -223,9 +223,9 @@ impl Envelope {
         let choice = Choice { index, logprobs, ..Choice::default() };
         let choice = match self.shape {
             ResponseShape::Chat => {
-                let reasoning_content = some(&part.reasoning);
+                let reasoning_content = non_empty(&part.reasoning);
                 // A chunk of reasoning alone has no `content`.
-                let content = some(&part.text).or(reasoning_content.is_none().then_some(""));
+                let content = non_empty(&part.text).or(reasoning_content.is_none().then_some(""));
                 Choice { delta: Some(Delta { role: None, reasoning_content, content }), ..choice }
             }
             ResponseShape::Completion => Choice { text: Some(&part.text), ..choice },
@@ -344,7 +344,7 @@ fn top(token: &Token) -> Option<BTreeMap<String, f32>> {
     Some(all)
 }
 
-fn some(text: &str) -> Option<&str> {
+fn non_empty(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 

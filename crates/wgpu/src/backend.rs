@@ -293,7 +293,7 @@ impl Backend for Wgpu {
 
     fn rope(&self, op: &Rope<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.x.rows(), op.x.cols())?;
-        self.rotate_into(op, &out)?;
+        self.rope_into(op, &out)?;
         Ok(out)
     }
 
@@ -309,7 +309,7 @@ impl Backend for Wgpu {
 
     fn activate(&self, op: &Activate<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.gate.rows(), op.gate.cols())?;
-        self.glu_into(op, &out)?;
+        self.activate_into(op, &out)?;
         Ok(out)
     }
 
@@ -324,13 +324,13 @@ impl Backend for Wgpu {
             IndexMode::Gather => self.like(op.indices.cols(), op.x.cols())?,
             IndexMode::ScatterAdd(into) => into.clone(),
         };
-        self.rows_into(op, &out)?;
+        self.index_rows_into(op, &out)?;
         Ok(out)
     }
 
     fn permute_cols(&self, op: &PermuteCols<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.x.rows(), op.indices.cols())?;
-        self.columns_into(op, &out)?;
+        self.permute_cols_into(op, &out)?;
         Ok(out)
     }
 
@@ -342,13 +342,13 @@ impl Backend for Wgpu {
 
     fn causal_conv(&self, op: &CausalConv<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.x.rows(), op.x.cols())?;
-        self.convolve_into(op, &out)?;
+        self.causal_conv_into(op, &out)?;
         Ok(out)
     }
 
     fn gated_delta(&self, op: &GatedDelta<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.v.rows(), op.v.cols())?;
-        self.delta_into(op, &out)?;
+        self.gated_delta_into(op, &out)?;
         Ok(out)
     }
 
@@ -429,9 +429,9 @@ impl Backend for Wgpu {
         let normed =
             op.norm.map(|norm| self.normalize(&Normalize { x: op.x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, dim]
-        let bent = self.like(x.rows(), op.down.weight.cols())?;
-        self.multiply_bent(&Product { x, out: &bent, then: Epilogue::NONE }, &parts, op.act)?;
-        self.linear(&Linear { x: &bent, weights: op.down, epilogue: op.epilogue })
+        let hidden = self.like(x.rows(), op.down.weight.cols())?;
+        self.multiply_glu(&Product { x, out: &hidden, then: Epilogue::NONE }, &parts, op.act)?;
+        self.linear(&Linear { x: &hidden, weights: op.down, epilogue: op.epilogue })
     }
 }
 

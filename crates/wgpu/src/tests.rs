@@ -1,6 +1,8 @@
 //! Tests of the backend on the first device of this machine (a software device will do): conformance of the ops,
 //! translation of all kernels to MSL and SPIR-V, tensors larger than one binding, and errors.
 
+mod shaders;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use tallow_core::conformance::{Suite, cases};
@@ -14,7 +16,8 @@ use tallow_core::{
 use tallow_support::needed;
 
 use crate::gpu::Param::U;
-use crate::gpu::{Found, Kernel, Launch};
+use crate::gpu::{Access, Arg, Found, Kernel, Launch};
+use crate::preprocess::Program;
 use crate::{Wgpu, devices};
 
 fn found() -> Option<Found> {
@@ -33,7 +36,11 @@ fn conforms(takes: impl Fn(&str) -> bool) {
     }
     println!("{}: {ran} cases, {} failed", b.label(), failed.len());
     assert!(ran > 0 && failed.is_empty(), "{}", failed.join("\n"));
-    translate(&b);
+    let names = translate(&b);
+    insta::with_settings!({ omit_expression => true }, {
+        let which = if names.contains("attend") { "all_else" } else { "products" };
+        insta::assert_snapshot!(format!("kernels_of_{which}"), names.into_iter().collect::<Vec<_>>().join("\n"));
+    });
 }
 
 const PRODUCTS: [&str; 5] = ["matmul", "linear", "linear_alone", "linear_many", "ffn"];
@@ -48,39 +55,48 @@ fn conformance_of_all_else() {
     conforms(|name| !PRODUCTS.contains(&name));
 }
 
-/// Translates every compiled kernel to MSL and SPIR-V, as Metal and Vulkan would get it.
-fn translate(b: &Wgpu) {
-    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
-    for (name, wgsl) in b.gpu.programs() {
-        let module = naga::front::wgsl::parse_str(&wgsl).unwrap();
-        // No capabilities beyond what every device has.
-        let mut validator = naga::valid::Validator::new(
-            naga::valid::ValidationFlags::all(),
-            naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
-        );
-        let info = validator.validate(&module).unwrap_or_else(|e| panic!("{name}: {e:?}\n{wgsl}"));
-        let options = naga::back::msl::Options {
-            lang_version: (2, 4),
-            fake_missing_bindings: true,
-            zero_initialize_workgroup_memory: false,
-            ..Default::default()
-        };
-        let (msl, _) = naga::back::msl::write_string(&module, &info, &options, &Default::default()).unwrap();
-        assert!(msl.contains("kernel void main_("), "{msl}");
-        let entry = naga::back::spv::PipelineOptions {
-            shader_stage: naga::ShaderStage::Compute,
-            entry_point: "main".into(),
-        };
-        let spirv = naga::back::spv::write_vec(&module, &info, &Default::default(), Some(&entry)).unwrap();
-        assert_eq!(spirv[0], 0x0723_0203);
-        *seen.entry(name).or_default() += 1;
-    }
-    println!("translated to MSL and SPIR-V: {seen:?}");
-    let names: BTreeSet<&str> = seen.into_keys().collect();
-    insta::with_settings!({ omit_expression => true }, {
-        let which = if names.contains("attend") { "all_else" } else { "products" };
-        insta::assert_snapshot!(format!("kernels_of_{which}"), names.into_iter().collect::<Vec<_>>().join("\n"));
+/// Translates every compiled kernel to MSL and SPIR-V, as Metal and Vulkan would get it, and returns the kernels' names.
+fn translate(b: &Wgpu) -> BTreeSet<&'static str> {
+    let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
+    b.gpu.each_program(|kernel, declarations, program| {
+        translate_one(kernel.name, declarations, program);
+        *seen.entry(kernel.name).or_default() += 1;
     });
+    println!("translated to MSL and SPIR-V: {seen:?}");
+    seen.into_keys().collect()
+}
+
+fn translate_one(name: &str, declarations: &str, program: &Program) {
+    let declared = declarations.lines().count();
+    let wgsl = declarations.to_owned() + &program.wgsl;
+    let module = naga::front::wgsl::parse_str(&wgsl).unwrap_or_else(|e| {
+        let line = e.location(&wgsl).map_or(0, |at| at.line_number as usize);
+        panic!("{}{}", program.place(line.saturating_sub(declared)), e.emit_to_string(&wgsl))
+    });
+    // No capabilities beyond what every device has.
+    let mut validator = naga::valid::Validator::new(
+        naga::valid::ValidationFlags::all(),
+        naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+    );
+    let info = validator.validate(&module).unwrap_or_else(|e| panic!("{name}: {e:?}\n{wgsl}"));
+    let constants = program.constants.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    let main = Some((naga::ShaderStage::Compute, "main"));
+    let (module, info) =
+        naga::back::pipeline_constants::process_overrides(&module, &info, main, &constants).unwrap();
+    let options = naga::back::msl::Options {
+        lang_version: (2, 4),
+        fake_missing_bindings: true,
+        zero_initialize_workgroup_memory: false,
+        ..Default::default()
+    };
+    let (msl, _) = naga::back::msl::write_string(&module, &info, &options, &Default::default()).unwrap();
+    assert!(msl.contains("kernel void main_("), "{msl}");
+    let entry = naga::back::spv::PipelineOptions {
+        shader_stage: naga::ShaderStage::Compute,
+        entry_point: "main".into(),
+    };
+    let spirv = naga::back::spv::write_vec(&module, &info, &Default::default(), Some(&entry)).unwrap();
+    assert_eq!(spirv[0], 0x0723_0203);
 }
 
 fn numbers(seed: u32, n: usize) -> Vec<f32> {
@@ -245,12 +261,18 @@ fn memory_is_used_again_and_runs_out_with_words() {
 fn a_kernel_that_does_not_compile_is_an_error_with_its_place() {
     let Some(found) = found() else { return };
     let b = Wgpu::open(&found).unwrap();
-    let kernel = Kernel { name: "nonsense", variant: Vec::new() };
-    let source = || "@compute @workgroup_size(1)\nfn main() { let x: u32 = 1.5; }\n".to_owned();
-    let launch =
-        Launch { kernel, source: &source, args: vec![], params: vec![U("n", 1)], grid: [1, 1, 1], work: 0 };
-    let why = b.gpu.launch(&launch).unwrap_err().to_string();
-    assert!(why.contains("the kernel nonsense does not compile") && why.contains("u32"), "{why}");
+    let fails = |kernel| {
+        let launch = Launch { kernel, args: vec![], params: vec![U("n", 1)], grid: [1, 1, 1], work: 0 };
+        b.gpu.launch(&launch).unwrap_err().to_string()
+    };
+    // No `out` is bound.
+    let why = fails(Kernel::new("copy"));
+    assert!(why.contains("the kernel copy does not compile: copy.wgsl:5: "), "{why}");
+    let why = fails(Kernel::new("copy_packed"));
+    assert!(
+        why.contains("the kernel copy_packed does not compile: copy_packed.wgsl:6: PACK has no value"),
+        "{why}"
+    );
     let x = b.upload(&[1.0f32], 1, 1).unwrap();
     assert_eq!(b.download::<f32>(&x).unwrap(), [1.0]);
 }
@@ -320,13 +342,14 @@ fn many_launches() {
 fn much_work_is_handed_over_in_pieces() {
     let Some(found) = found() else { return };
     let b = Wgpu::open(&found).unwrap();
-    let source = || "@compute @workgroup_size(1)\nfn main() { _ = p.n; }\n".to_owned();
+    let out = b.gpu.alloc(4).unwrap();
     let submits = |work: u64| {
         let before = b.counts().submits;
         for _ in 0..6 {
-            let kernel = Kernel { name: "nothing", variant: Vec::new() };
-            let (args, params) = (vec![], vec![U("n", 1)]);
-            b.gpu.launch(&Launch { kernel, source: &source, args, params, grid: [1, 1, 1], work }).unwrap();
+            let kernel = Kernel::new("probe_fma");
+            let args = vec![Arg { name: "out", of: "u32", access: Access::Write, block: &out }];
+            let params = vec![U("rounds", 1)];
+            b.gpu.launch(&Launch { kernel, args, params, grid: [1, 1, 1], work }).unwrap();
         }
         b.sync().unwrap();
         b.counts().submits - before

@@ -10,6 +10,8 @@ use tallow_core::{DType, Format};
 use tallow_quant::{Gridded, IQ1M, IQ1S, IQ2S, IQ2XS, IQ2XXS, IQ3S, IQ3XXS};
 
 use crate::coded;
+use crate::gpu::Kernel;
+use crate::preprocess::Value;
 
 /// Rows per group, read side by side.
 pub(crate) const LANES: usize = 32;
@@ -36,30 +38,30 @@ pub(crate) struct Layout {
     unused: usize,
     /// Recodes a block into the unit's words, for formats that are not stored as in the file.
     words_of: Option<WordsOf>,
-    /// Codebook that replaces `VALUES` in the WGSL.
-    values: [i8; 16],
-    /// WGSL that unpacks eight weights: `unpack_N(at, j)` returns weights `8 * j` to `8 * j + 7` of the unit at word
-    /// `at`.
+    /// Codebook, where the WGSL takes it as `VALUES_N`.
+    values: Option<[i8; 16]>,
+    /// File in `shaders/formats` that unpacks eight weights: `unpack_N(at, j)` returns weights `8 * j` to `8 * j + 7` of
+    /// the unit at word `at`.
     wgsl: &'static str,
 }
 
 /// One file block per unit, unchanged.
 const fn whole(weights: usize, words: usize, wgsl: &'static str) -> Layout {
-    Layout { weights, words, blocks: 1, lead: None, unused: 0, words_of: None, values: [0; 16], wgsl }
+    Layout { weights, words, blocks: 1, lead: None, unused: 0, words_of: None, values: None, wgsl }
 }
 
 fn three_bits<B: Gridded>() -> Layout {
     let words_of = Some(coded::gridded::<B, 3> as WordsOf);
-    Layout { words_of, values: B::VALUES, ..whole(256, 29, include_str!("shaders/formats/three_bits.wgsl")) }
+    Layout { words_of, values: Some(B::VALUES), ..whole(256, 29, "three_bits") }
 }
 
 fn four_bits<B: Gridded>() -> Layout {
     let words_of = Some(coded::gridded::<B, 4> as WordsOf);
-    Layout { words_of, values: B::VALUES, ..whole(256, 37, include_str!("shaders/formats/four_bits.wgsl")) }
+    Layout { words_of, values: Some(B::VALUES), ..whole(256, 37, "four_bits") }
 }
 
 fn ternary(words_of: WordsOf) -> Layout {
-    Layout { words_of: Some(words_of), ..whole(256, 17, include_str!("shaders/formats/ternary.wgsl")) }
+    Layout { words_of: Some(words_of), ..whole(256, 17, "ternary") }
 }
 
 /// Device layout of a format.
@@ -67,29 +69,21 @@ pub(crate) fn layout(format: Format) -> Layout {
     let plain = |words, wgsl| Layout { blocks: EIGHT, ..whole(EIGHT, words, wgsl) };
     let pairs = |words, wgsl| Layout { blocks: 2, lead: Some((0, 2)), ..whole(64, words, wgsl) };
     match format {
-        Format::F32 => plain(8, include_str!("shaders/formats/f32.wgsl")),
-        Format::F16 => plain(4, include_str!("shaders/formats/f16.wgsl")),
-        Format::BF16 => plain(4, include_str!("shaders/formats/bf16.wgsl")),
-        Format::Q4_0 => pairs(9, include_str!("shaders/formats/q4_0.wgsl")),
-        Format::Q4_1 => whole(32, 5, include_str!("shaders/formats/q4_1.wgsl")),
-        Format::Q5_0 => pairs(11, include_str!("shaders/formats/q5_0.wgsl")),
-        Format::Q5_1 => whole(32, 6, include_str!("shaders/formats/q5_1.wgsl")),
-        Format::Q8_0 => pairs(17, include_str!("shaders/formats/q8_0.wgsl")),
-        Format::Q2K => whole(256, 21, include_str!("shaders/formats/q2_k.wgsl")),
-        Format::Q3K => whole(256, 28, include_str!("shaders/formats/q3_k.wgsl")),
-        Format::Q4K => whole(
-            256,
-            36,
-            concat!(include_str!("shaders/formats/six_bits.wgsl"), include_str!("shaders/formats/q4_k.wgsl")),
-        ),
-        Format::Q5K => whole(
-            256,
-            44,
-            concat!(include_str!("shaders/formats/six_bits.wgsl"), include_str!("shaders/formats/q5_k.wgsl")),
-        ),
-        Format::Q6K => whole(256, 53, include_str!("shaders/formats/q6_k.wgsl")),
+        Format::F32 => plain(8, "f32"),
+        Format::F16 => plain(4, "f16"),
+        Format::BF16 => plain(4, "bf16"),
+        Format::Q4_0 => pairs(9, "q4_0"),
+        Format::Q4_1 => whole(32, 5, "q4_1"),
+        Format::Q5_0 => pairs(11, "q5_0"),
+        Format::Q5_1 => whole(32, 6, "q5_1"),
+        Format::Q8_0 => pairs(17, "q8_0"),
+        Format::Q2K => whole(256, 21, "q2_k"),
+        Format::Q3K => whole(256, 28, "q3_k"),
+        Format::Q4K => whole(256, 36, "q4_k"),
+        Format::Q5K => whole(256, 44, "q5_k"),
+        Format::Q6K => whole(256, 53, "q6_k"),
         // The block sums at the end (`bsums`) are only used by integer dot products.
-        Format::Q8K => Layout { unused: 32, ..whole(256, 65, include_str!("shaders/formats/q8_k.wgsl")) },
+        Format::Q8K => Layout { unused: 32, ..whole(256, 65, "q8_k") },
         Format::IQ1S => three_bits::<IQ1S>(),
         Format::IQ1M => three_bits::<IQ1M>(),
         Format::IQ2XXS => three_bits::<IQ2XXS>(),
@@ -97,27 +91,15 @@ pub(crate) fn layout(format: Format) -> Layout {
         Format::IQ2S => three_bits::<IQ2S>(),
         Format::IQ3XXS => four_bits::<IQ3XXS>(),
         Format::IQ3S => four_bits::<IQ3S>(),
-        Format::IQ4NL => pairs(9, include_str!("shaders/formats/iq4_nl.wgsl")),
-        Format::IQ4XS => whole(256, 34, include_str!("shaders/formats/iq4_xs.wgsl")),
+        Format::IQ4NL => pairs(9, "iq4_nl"),
+        Format::IQ4XS => whole(256, 34, "iq4_xs"),
         Format::TQ1_0 => ternary(coded::tq1_0),
         Format::TQ2_0 => ternary(coded::tq2_0),
-        Format::NVFP4 => whole(64, 9, include_str!("shaders/formats/nvfp4.wgsl")),
-        Format::Q1_0 => Layout {
-            blocks: 2,
-            lead: Some((0, 2)),
-            ..whole(256, 9, include_str!("shaders/formats/q1_0.wgsl"))
-        },
-        Format::Q2_0 => Layout {
-            blocks: 2,
-            lead: Some((0, 2)),
-            ..whole(128, 9, include_str!("shaders/formats/q2_0.wgsl"))
-        },
-        Format::F8 => whole(32, 9, include_str!("shaders/formats/f8.wgsl")),
-        Format::MXFP4 => Layout {
-            blocks: 4,
-            lead: Some((0, 1)),
-            ..whole(128, 17, include_str!("shaders/formats/mxfp4.wgsl"))
-        },
+        Format::NVFP4 => whole(64, 9, "nvfp4"),
+        Format::Q1_0 => Layout { blocks: 2, lead: Some((0, 2)), ..whole(256, 9, "q1_0") },
+        Format::Q2_0 => Layout { blocks: 2, lead: Some((0, 2)), ..whole(128, 9, "q2_0") },
+        Format::F8 => whole(32, 9, "f8"),
+        Format::MXFP4 => Layout { blocks: 4, lead: Some((0, 1)), ..whole(128, 17, "mxfp4") },
     }
 }
 
@@ -128,10 +110,10 @@ impl Layout {
     }
 
     /// The codebook as the table argument of `looked_up`.
-    fn table(&self) -> String {
-        let word = |four: &[i8; 4]| format!("{:#010x}u", u32::from_le_bytes(four.map(|v| v as u8)));
-        let words: Vec<String> = self.values.as_chunks().0.iter().map(word).collect();
-        format!("vec4<u32>({})", words.join(", "))
+    fn table(&self) -> Option<Value> {
+        let word = |four: &[i8]| u32::from_le_bytes([four[0], four[1], four[2], four[3]].map(|v| v as u8));
+        let [x, y, z, w] = self.values.as_ref()?.as_chunks::<4>().0 else { return None };
+        Some(Value::Words([x, y, z, w].map(|four| word(four))))
     }
 
     /// Words per group of rows.
@@ -184,42 +166,30 @@ pub(crate) enum Stored {
 }
 
 impl Stored {
-    /// Distinguishes the storage in a kernel's variant.
-    pub(crate) fn code(self) -> u32 {
+    /// Adds what `weights.wgsl` needs to read a part from the binding `wN`, where N is `part`.
+    pub(crate) fn define(self, part: usize, kernel: Kernel) -> Kernel {
+        let [format, packed, words, eights, values] = DEFINES[part];
         match self {
-            Stored::Packed(format) => format as u32,
-            Stored::Rows(dtype) => 256 + dtype as u32,
+            Stored::Packed(of) => {
+                let layout = layout(of);
+                let kernel = kernel.with(format, layout.wgsl).with(packed, true);
+                let kernel = kernel.with(words, layout.words).with(eights, layout.weights / EIGHT);
+                match layout.table() {
+                    Some(table) => kernel.with(values, table),
+                    None => kernel,
+                }
+            }
+            Stored::Rows(dtype) => kernel.with(format, dtype.name()).with(packed, false),
         }
     }
-
-    /// WGSL that reads weights from the binding `wN`, where N is `part`:
-    ///
-    /// `fn eight_N(base: u32, step: u32, group: u32, lane: u32, k8: u32) -> Eight` returns the weights from `8 * k8` up
-    /// to, but not including, `8 * k8 + 8` of row `32 * group + lane`. If packed, `base` is the weight's first group in
-    /// the block and `step` the units per row; if row-major, they are the tensor's offset and stride.
-    pub(crate) fn source(self, part: usize) -> String {
-        let text = match self {
-            Stored::Packed(format) => {
-                let layout = layout(format);
-                let eights = layout.weights / EIGHT;
-                format!(
-                    "{}fn eight_N(base: u32, step: u32, group: u32, lane: u32, k8: u32) -> Eight {{\n  \
-                       let at = ((base + group) * step + k8 / {eights}u) * {}u + lane;\n  \
-                       return unpack_N(at, k8 % {eights}u);\n}}\n",
-                    layout.wgsl.replace("VALUES", &layout.table()),
-                    layout.words * LANES
-                )
-            }
-            Stored::Rows(dtype) => {
-                let element = match dtype {
-                    DType::F16 => "unpack2x16float(wN[i / 2u])[i % 2u]",
-                    DType::BF16 => "bitcast<f32>((wN[i / 2u] >> (16u * (i % 2u))) << 16u)",
-                    _ => "bitcast<f32>(wN[i])",
-                };
-                let text = include_str!("shaders/formats/rows.wgsl");
-                text.replace("ELEMENT", element)
-            }
-        };
-        text.replace("_N", &format!("_{part}")).replace("wN", &format!("w{part}"))
-    }
 }
+
+/// Most parts of a weight that a kernel reads.
+pub(crate) const PARTS: usize = 3;
+
+/// Names of a part's defines.
+const DEFINES: [[&str; 5]; PARTS] = [
+    ["FORMAT_0", "PACKED_0", "UNIT_WORDS_0", "UNIT_EIGHTS_0", "VALUES_0"],
+    ["FORMAT_1", "PACKED_1", "UNIT_WORDS_1", "UNIT_EIGHTS_1", "VALUES_1"],
+    ["FORMAT_2", "PACKED_2", "UNIT_WORDS_2", "UNIT_EIGHTS_2", "VALUES_2"],
+];

@@ -46,7 +46,7 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         (Some(_), _) if model.recipe.is_none() => {
             return Err(Failed::new("--imatrix is about how to quantize; say to what with --quant"));
         }
-        (Some(importance), Some(path)) => Conversion::new(&model, out)?.caring(importance, path)?,
+        (Some(importance), Some(path)) => Conversion::new(&model, out)?.with_imatrix(importance, path)?,
         _ => Conversion::new(&model, out)?,
     };
     conversion.notes().iter().for_each(|note| terminal::tell(&terminal::sanitized(note)));

@@ -45,13 +45,13 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     let inputs = run_on_device(&opened.model, setup, &mut Capture { chunks: &chunks, step: setup.batch })?;
     let measured = Measured {
         text: args.file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        goes: chunks.len(),
+        chunks: chunks.len(),
         context,
     };
     let (bytes, known) = inputs.file(out, &names, &measured)?;
     write(out, &bytes)?;
     let count: usize = chunks.iter().map(Vec::len).sum();
-    let missed = match inputs.unheard() {
+    let missed = match inputs.unobserved() {
         0 => String::new(),
         n => format!("; {n} experts got no token, and count as if all their inputs were alike"),
     };

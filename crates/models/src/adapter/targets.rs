@@ -86,7 +86,7 @@ impl Targets {
     /// Translates a layer name of the other kind of file to the model's own, and returns which part of the model it is.
     fn elsewhere(&self, theirs: &Names, ours: &Names, name: &str) -> Option<(String, Option<Part>)> {
         let name = format!("{}.weight", bare(name));
-        theirs.beside(ours).into_iter().find_map(|(part, theirs, ours)| {
+        theirs.paired_with(ours).into_iter().find_map(|(part, theirs, ours)| {
             let i = layer_in(bare(theirs), &name).filter(|_| !ours.is_empty())?;
             let own = bare(&of_layer(ours, i)).to_owned();
             // Two parts may share a name where a file has only one of them.

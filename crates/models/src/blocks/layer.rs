@@ -133,9 +133,9 @@ impl<B: Backend> Layer<B> {
         let before = !matches!(order, Order::Post | Order::PostNorm);
         let behind = matches!(order, Order::Post | Order::PostNorm | Order::Sandwich);
         let before_mixer = before && order != Order::FfnPreNorm;
-        let of_mixer = [before_mixer.then_some(names.mixer_norm), behind.then_some(names.mixer_behind)];
+        let of_mixer = [before_mixer.then_some(names.mixer_norm), behind.then_some(names.mixer_post_norm)];
         let before = before && order != Order::ParallelOneNorm;
-        let of_ffn = [before.then_some(names.ffn_norm), behind.then_some(names.ffn_behind)];
+        let of_ffn = [before.then_some(names.ffn_norm), behind.then_some(names.ffn_post_norm)];
         Ok(Layer {
             mixer_norms: Norms::load(w, i, of_mixer)?,
             mixer: Mixer::load(w, i, &spec.mixer)?,

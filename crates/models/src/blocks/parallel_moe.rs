@@ -14,7 +14,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub struct ParallelMoe<B: Backend> {
     dense: Mlp<B>,
-    dense_behind: Norm<B>,
+    dense_post_norm: Norm<B>,
     before: Norm<B>,
     experts: MoeBlock<B>,
     behind: Norm<B>,
@@ -31,7 +31,7 @@ impl<B: Backend> ParallelMoe<B> {
         let (names, dim) = (w.names(), w.spec().dim);
         Ok(ParallelMoe {
             dense: Mlp::load(w, i, [names.gate, names.up, names.gate_up, names.down], dense)?,
-            dense_behind: w.norm((names.parallel_moe.dense_behind, i), dim)?,
+            dense_post_norm: w.norm((names.parallel_moe.dense_post_norm, i), dim)?,
             before: w.norm((names.parallel_moe.before, i), dim)?,
             experts: MoeBlock::load(w, i, moe)?,
             behind: w.norm((names.parallel_moe.behind, i), dim)?,
@@ -48,7 +48,7 @@ impl<B: Backend> ParallelMoe<B> {
     ) -> Result<Tensor<B>> {
         let b = cx.b;
         let dense = self.dense.forward(cx, x, norm, Epilogue::NONE)?;
-        let dense = b.run(Normalize { x: &dense, norm: &self.dense_behind, residual: None })?;
+        let dense = b.run(Normalize { x: &dense, norm: &self.dense_post_norm, residual: None })?;
         let some = self.experts.forward(cx, x, Some(&self.before), Epilogue::NONE)?;
         let y = b.run(Normalize { x: &some, norm: &self.behind, residual: Some(&dense) })?; // [tokens, dim]
         match then.residual {

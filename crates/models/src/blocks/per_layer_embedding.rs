@@ -30,8 +30,8 @@ impl<B: Backend> PerLayerEmbeddings<B> {
         let (names, dim, all) = (w.names(), w.spec().dim, layers * width);
         Ok(PerLayerEmbeddings {
             table: w.weight(&named(names.per_layer_tok_embd), vocab, all)?,
-            from: w.linear((names.side_from, 0), all, dim, Bias::No)?,
-            norm: w.norm((names.side_norm, 0), width)?,
+            from: w.linear((names.per_layer_model_proj, 0), all, dim, Bias::No)?,
+            norm: w.norm((names.per_layer_proj_norm, 0), width)?,
             width,
         })
     }
@@ -71,9 +71,9 @@ impl<B: Backend> PerLayerInput<B> {
     ) -> LoadResult<PerLayerInput<B>> {
         let (names, dim) = (w.names(), w.spec().dim);
         Ok(PerLayerInput {
-            gate: w.linear((names.side_gate, i), width, dim, Bias::No)?,
-            back: w.linear((names.side_back, i), dim, width, Bias::No)?,
-            behind: w.norm((names.side_behind, i), dim)?,
+            gate: w.linear((names.per_layer_gate, i), width, dim, Bias::No)?,
+            back: w.linear((names.per_layer_proj, i), dim, width, Bias::No)?,
+            behind: w.norm((names.per_layer_post_norm, i), dim)?,
             act,
         })
     }

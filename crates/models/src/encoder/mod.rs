@@ -172,7 +172,7 @@ impl<B: Backend> Encoder<B> {
             (spec.mlm_head, spec.pooler) = (None, None);
         }
         let encoder = Encoder::read(&mut w, &spec, &parts, model.context())?;
-        w.finish(family.name, |name| family.spares(name))?;
+        w.finish(family.name, |name| family.is_unused(name))?;
         Ok(encoder)
     }
 

@@ -33,7 +33,7 @@ const COUNTS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids
 
 impl EncoderFamily {
     /// Whether a tensor may be left unused.
-    pub(crate) fn spares(&self, name: &str) -> bool {
+    pub(crate) fn is_unused(&self, name: &str) -> bool {
         let name = name.strip_prefix(self.names.base).unwrap_or(name);
         COUNTS.contains(&name) || self.spare.iter().any(|start| name.starts_with(start))
     }
@@ -119,8 +119,8 @@ pub(super) const GGUF_EMBED_NORM: &str = "token_embd_norm";
 
 /// GGUF names of post-norm encoders.
 pub(super) const GGUF_NAMES: Names = Names {
-    mixer_behind: "blk.{}.attn_output_norm",
-    ffn_behind: "blk.{}.layer_output_norm",
+    mixer_post_norm: "blk.{}.attn_output_norm",
+    ffn_post_norm: "blk.{}.layer_output_norm",
     ..tensor_names::GGUF
 };
 

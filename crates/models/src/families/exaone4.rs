@@ -14,8 +14,8 @@ static EXAONE4: Family = Family {
     hf: &["Exaone4ForCausalLM"],
     gguf: &[],
     hf_names: Names {
-        mixer_behind: "model.layers.{}.post_attention_layernorm",
-        ffn_behind: "model.layers.{}.post_feedforward_layernorm",
+        mixer_post_norm: "model.layers.{}.post_attention_layernorm",
+        ffn_post_norm: "model.layers.{}.post_feedforward_layernorm",
         ..tensor_names::HF
     },
     gguf_names: tensor_names::GGUF,

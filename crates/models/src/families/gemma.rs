@@ -41,9 +41,9 @@ static GEMMA3: Family = Family {
 };
 
 pub(super) const HF: Names = Names {
-    mixer_behind: "model.layers.{}.post_attention_layernorm",
+    mixer_post_norm: "model.layers.{}.post_attention_layernorm",
     ffn_norm: "model.layers.{}.pre_feedforward_layernorm",
-    ffn_behind: "model.layers.{}.post_feedforward_layernorm",
+    ffn_post_norm: "model.layers.{}.post_feedforward_layernorm",
     ..tensor_names::HF
 };
 

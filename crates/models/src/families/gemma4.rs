@@ -27,7 +27,7 @@ static GEMMA4: Family = Family {
         expert_scale: "model.layers.{}.router.per_expert_scale",
         expert_rows: Some(("model.layers.{}.experts.gate_up_proj", "model.layers.{}.experts.down_proj")),
         parallel_moe: ParallelMoeNames {
-            dense_behind: "model.layers.{}.post_feedforward_layernorm_1",
+            dense_post_norm: "model.layers.{}.post_feedforward_layernorm_1",
             before: "model.layers.{}.pre_feedforward_layernorm_2",
             behind: "model.layers.{}.post_feedforward_layernorm_2",
         },

@@ -26,8 +26,8 @@ static GLM4: Family = Family {
     hf: &["Glm4ForCausalLM"],
     gguf: &["glm4"],
     hf_names: Names {
-        mixer_behind: "model.layers.{}.post_self_attn_layernorm",
-        ffn_behind: "model.layers.{}.post_mlp_layernorm",
+        mixer_post_norm: "model.layers.{}.post_self_attn_layernorm",
+        ffn_post_norm: "model.layers.{}.post_mlp_layernorm",
         gate_up: "model.layers.{}.mlp.gate_up_proj",
         ..tensor_names::HF
     },

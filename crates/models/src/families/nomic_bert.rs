@@ -12,10 +12,10 @@ macro_rules! names {
         Names {
             base: $base,
             embed: concat!($base, "embeddings.word_embeddings"),
-            mixer_behind: concat!($base, "encoder.layers.{}.norm1"),
+            mixer_post_norm: concat!($base, "encoder.layers.{}.norm1"),
             qkv: concat!($base, "encoder.layers.{}.attn.Wqkv"),
             o: concat!($base, "encoder.layers.{}.attn.out_proj"),
-            ffn_behind: concat!($base, "encoder.layers.{}.norm2"),
+            ffn_post_norm: concat!($base, "encoder.layers.{}.norm2"),
             gate: concat!($base, "encoder.layers.{}.mlp.fc12"),
             up: concat!($base, "encoder.layers.{}.mlp.fc11"),
             down: concat!($base, "encoder.layers.{}.mlp.fc2"),

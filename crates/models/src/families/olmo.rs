@@ -30,8 +30,8 @@ static OLMO3: Family = Family {
 };
 
 const HF: Names = Names {
-    mixer_behind: "model.layers.{}.post_attention_layernorm",
-    ffn_behind: "model.layers.{}.post_feedforward_layernorm",
+    mixer_post_norm: "model.layers.{}.post_attention_layernorm",
+    ffn_post_norm: "model.layers.{}.post_feedforward_layernorm",
     ..tensor_names::HF
 };
 

@@ -129,7 +129,7 @@ pub(crate) async fn encode(
     // Every accepted request is answered, and none waits past the drain time.
     let answer = tokio::select! {
         answer = answer => answer,
-        () = server.over() => {
+        () = server.drain_over() => {
             tracked.failed();
             return Err(failed(Failure::ShuttingDown));
         }

@@ -95,7 +95,7 @@ async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -
     };
     let done = tokio::select! {
         done = work => done.map_err(failed).and_then(|done| done),
-        () = server.over() => Err(ApiError::engine(Failure::ShuttingDown, true)),
+        () = server.drain_over() => Err(ApiError::engine(Failure::ShuttingDown, true)),
     };
     match &done {
         Ok(_) => tracked.done(begun.elapsed()),

@@ -86,6 +86,32 @@ impl Found {
     }
 }
 
+#[cfg(test)]
+impl Found {
+    /// wgpu's device without hardware: kernels are compiled to the point where a driver would take over, and nothing
+    /// is computed.
+    pub(crate) fn noop() -> Found {
+        let mut descriptor = wgpu::InstanceDescriptor {
+            backends: Backends::NOOP,
+            ..wgpu::InstanceDescriptor::new_without_display_handle()
+        };
+        descriptor.backend_options.noop = wgpu::NoopBackendOptions::enabled();
+        let instance = wgpu::Instance::new(descriptor);
+        let adapter = super::now(instance.enumerate_adapters(Backends::NOOP)).remove(0);
+        let about = Device {
+            api: Api::Vulkan,
+            index: 0,
+            name: "noop".into(),
+            driver: String::new(),
+            is_software: true,
+            shares_memory: true,
+            memory: None,
+            features: Vec::new(),
+        };
+        Found { about, adapter }
+    }
+}
+
 /// The first limit that is too low for our kernels, as a message.
 fn lacks(limits: &wgpu::Limits) -> Option<String> {
     let needs = [

@@ -15,6 +15,9 @@ use std::rc::Rc;
 use tallow_core::{Error, Result};
 use wgpu::{BufferUsages, CommandEncoderDescriptor};
 
+#[cfg(test)]
+use crate::preprocess::Program;
+
 pub use find::{Api, Device, Found, devices};
 
 use fault::Faults;
@@ -250,10 +253,11 @@ impl Gpu {
 
 #[cfg(test)]
 impl Gpu {
-    /// Full WGSL of every compiled kernel, by name.
-    pub(crate) fn programs(&self) -> Vec<(&'static str, String)> {
-        let pipelines = self.pipelines.borrow();
-        pipelines.iter().map(|(kernel, pipeline)| (kernel.name, pipeline.wgsl.clone())).collect()
+    /// Calls `f` with every compiled kernel, the WGSL of its declarations, and its own.
+    pub(crate) fn each_program(&self, mut f: impl FnMut(&Kernel, &str, &Program)) {
+        for (kernel, pipeline) in self.pipelines.borrow().iter() {
+            f(kernel, &pipeline.declarations, &pipeline.program);
+        }
     }
 
     /// Simulates the loss of the device.

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::fmt::Write;
+use std::hash::{Hash, Hasher};
 use std::rc::Rc;
 
 use tallow_core::{Error, Result};
@@ -11,12 +12,52 @@ use wgpu::{
 };
 
 use super::{Block, GROUPS, Gpu, PARAMS, WORK, now};
+use crate::preprocess::{Define, Value, preprocess};
+use crate::shaders::FILES;
 
-/// Identifies a compiled kernel: its name and the constants in its source.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// Identifies a compiled kernel: its file in `shaders`, and the values that are fixed in it.
+#[derive(Clone, Debug, Eq)]
 pub(crate) struct Kernel {
+    /// The file's name, without `.wgsl`.
     pub name: &'static str,
-    pub variant: Vec<u32>,
+    pub defines: Vec<Define>,
+}
+
+impl Kernel {
+    pub(crate) fn new(name: &'static str) -> Kernel {
+        Kernel { name, defines: Vec::with_capacity(24) }
+    }
+
+    /// Adds a define, which the file must use.
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<Value>) -> Kernel {
+        self.defines.push((name, value.into()));
+        self
+    }
+}
+
+// A kernel is looked up for each launch: values differ more than names, and equal names are mostly the same literal.
+
+impl PartialEq for Kernel {
+    fn eq(&self, other: &Kernel) -> bool {
+        let same = |a: &'static str, b: &'static str| std::ptr::eq(a, b) || a == b;
+        let mut defines = self.defines.iter().zip(&other.defines);
+        same(self.name, other.name)
+            && self.defines.len() == other.defines.len()
+            && defines.all(|(a, b)| a.1 == b.1 && same(a.0, b.0))
+    }
+}
+
+impl Hash for Kernel {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+        for (_, value) in &self.defines {
+            match value {
+                Value::Number(n) => state.write_u32(*n),
+                Value::Name(name) => state.write(name.as_bytes()),
+                Value::Words(words) => state.write_u32(words[0]),
+            }
+        }
+    }
 }
 
 /// Access of a kernel to a binding.
@@ -76,12 +117,10 @@ impl Param {
 
 /// One launch of a kernel.
 ///
-/// The names in `args` and `params` are declared in the kernel's source: storage arrays by their own names, parameters
-/// as fields of `p`. All launches of a kernel must have the same names in the same order.
+/// The names in `args` and `params` are declared in front of the kernel's file: storage arrays by their own names,
+/// parameters as fields of `p`. All launches of a kernel must have the same names in the same order.
 pub(crate) struct Launch<'a> {
     pub kernel: Kernel,
-    /// Returns the kernel's WGSL: functions and the entry point `main`. Called once per kernel, when it is compiled.
-    pub source: &'a dyn Fn() -> String,
     pub args: Vec<Arg<'a>>,
     pub params: Vec<Param>,
     /// Workgroups.
@@ -97,9 +136,12 @@ pub(super) struct Pipeline {
     id: usize,
     pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
-    /// Full WGSL, for tests that translate it for other devices.
+    /// Bindings and parameters.
     #[cfg(test)]
-    pub wgsl: String,
+    pub declarations: String,
+    /// The kernel's own WGSL.
+    #[cfg(test)]
+    pub program: crate::preprocess::Program,
 }
 
 /// A recorded command.
@@ -136,8 +178,8 @@ pub(super) fn encode(encoder: &mut wgpu::CommandEncoder, recorded: &[Recorded]) 
 }
 
 impl Launch<'_> {
-    /// Full WGSL: bindings, parameters, and the kernel's own source.
-    pub(crate) fn wgsl(&self) -> String {
+    /// WGSL that declares bindings and parameters.
+    pub(crate) fn declarations(&self) -> String {
         let mut text = String::new();
         for (i, arg) in self.args.iter().enumerate() {
             let access = if arg.access == Access::Read { "read" } else { "read_write" };
@@ -147,7 +189,7 @@ impl Launch<'_> {
         text += "struct Params {\n";
         self.params.iter().for_each(|p| p.declare(&mut text));
         let _ = writeln!(text, "}}\n@group(0) @binding({}) var<uniform> p: Params;", self.args.len());
-        text + &(self.source)()
+        text
     }
 }
 
@@ -184,9 +226,9 @@ impl Gpu {
     /// The compiled kernel, compiled on first use.
     fn pipeline(&self, launch: &Launch<'_>) -> Result<Rc<Pipeline>> {
         if let Some(found) = self.pipelines.borrow().get(&launch.kernel) {
-            // Whatever changes the source must be part of the variant.
+            // Whatever changes the declarations must be a define.
             #[cfg(test)]
-            assert_eq!(found.wgsl, launch.wgsl(), "{:?}", launch.kernel);
+            assert_eq!(found.declarations, launch.declarations(), "{:?}", launch.kernel);
             return Ok(found.clone());
         }
         let pipeline = Rc::new(self.compile(launch)?);
@@ -196,6 +238,12 @@ impl Gpu {
 
     fn compile(&self, launch: &Launch<'_>) -> Result<Pipeline> {
         let (name, device) = (launch.kernel.name, &self.device);
+        let fails = |why: String| {
+            let why = format!("the kernel {name} does not compile: {why}");
+            Error::Device { device: self.about.name.clone(), why }
+        };
+        let program = preprocess(FILES, name, &launch.kernel.defines).map_err(fails)?;
+        let declarations = launch.declarations();
         let scopes =
             [wgpu::ErrorFilter::Validation, wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory];
         let scopes = scopes.map(|filter| device.push_error_scope(filter));
@@ -224,7 +272,7 @@ impl Gpu {
             .collect();
         let layout = device
             .create_bind_group_layout(&BindGroupLayoutDescriptor { label: Some(name), entries: &entries });
-        let source = wgpu::ShaderSource::Wgsl(launch.wgsl().into());
+        let source = wgpu::ShaderSource::Wgsl((declarations.clone() + &program.wgsl).into());
         let checks = wgpu::ShaderRuntimeChecks {
             force_loop_bounding: false,
             int_div_checks: false,
@@ -252,25 +300,28 @@ impl Gpu {
             compilation_options: wgpu::PipelineCompilationOptions {
                 // Every kernel writes workgroup memory before it reads it.
                 zero_initialize_workgroup_memory: false,
-                ..Default::default()
+                constants: &program.constants,
             },
             cache: None,
         });
         // Error scopes are popped in reverse order.
         let errors = scopes.map(Some).into_iter().rev().filter_map(|mut scope| now(scope.take()?.pop()));
         if let Some(e) = errors.last() {
-            let why = format!("the kernel {name} does not compile: {}", super::fault::describe(&e));
-            return Err(Error::Device { device: self.about.name.clone(), why });
+            let messages = now(module.get_compilation_info()).messages;
+            let line =
+                messages.iter().find_map(|m| m.location.as_ref()).map_or(0, |at| at.line_number as usize);
+            let place = program.place(line.saturating_sub(declarations.lines().count()));
+            return Err(fails(format!("{place}{}", super::fault::describe(&e))));
         }
         let id = self.pipelines.borrow().len();
-        #[cfg(test)]
-        let wgsl = launch.wgsl();
         Ok(Pipeline {
             id,
             pipeline,
             layout,
             #[cfg(test)]
-            wgsl,
+            declarations,
+            #[cfg(test)]
+            program,
         })
     }
 

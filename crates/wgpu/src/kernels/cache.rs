@@ -4,12 +4,10 @@
 //! values `[head][token][element]`, since there they read neighbouring elements. 16-bit elements are packed in pairs
 //! and 8-bit codes in fours along a head's elements; a page's scales, `[head][token]`, follow all its codes.
 
-use std::fmt::Write;
-
 use tallow_core::{DType, Error, Heads, LayerKv, Result, StepPlan};
 
 use crate::backend::Wgpu;
-use crate::gpu::{Access, Arg};
+use crate::gpu::{Access, Arg, Kernel};
 
 /// Binding names of the blocks of a KV cache.
 const KEYS: [&str; 4] = ["k0", "k1", "k2", "k3"];
@@ -47,12 +45,6 @@ impl Pages {
         }
     }
 
-    pub(super) fn variant(&self) -> Vec<u32> {
-        let Heads { q, kv, dim } = self.heads;
-        let numbers = [self.dtype as usize, q, kv, dim, self.page_len, self.blocks, self.each];
-        numbers.map(|n| n as u32).to_vec()
-    }
-
     /// Elements per 32-bit word.
     pub(super) fn pack(&self) -> usize {
         4 / self.dtype.size()
@@ -70,76 +62,23 @@ impl Pages {
         }
     }
 
-    /// WGSL: constants of the layout, and functions that read a word of a page or, if `stores`, write one.
-    pub(super) fn source(&self, stores: bool) -> String {
-        let Heads { q, kv, dim } = self.heads;
-        let (len, pack, each) = (self.page_len, self.pack(), self.each);
-        let page = len * self.heads.cache_cols(self.dtype) / pack;
-        let scales = len * self.heads.kv_cols() / pack;
-        let mut s = format!(
-            "const GROUP = {}u;\nconst QUERIES = {q}u;\nconst KV_HEADS = {kv}u;\nconst DIM = {dim}u;\nconst LEN = {len}u;\n\
-             const PACK = {pack}u;\nconst PAGE = {page}u;\nconst SCALES = {scales}u;\nconst EACH = {each}u;\n",
-            q / kv
-        );
-        for name in ["k", "v"] {
-            let (mut get, mut put) = (String::new(), String::new());
-            for i in (1..self.blocks).rev() {
-                let _ = writeln!(
-                    get,
-                    "  if (page / EACH == {i}u) {{ return {name}{i}[(page % EACH) * PAGE + i]; }}"
-                );
-                let _ = writeln!(
-                    put,
-                    "  if (page / EACH == {i}u) {{ {name}{i}[(page % EACH) * PAGE + i] = x; return; }}"
-                );
-            }
-            let _ = writeln!(
-                s,
-                "fn {name}_get(page: u32, i: u32) -> u32 {{\n{get}  return {name}0[page * PAGE + i];\n}}"
-            );
-            if stores {
-                let _ = writeln!(
-                    s,
-                    "fn {name}_put(page: u32, i: u32, x: u32) {{\n{put}  {name}0[page * PAGE + i] = x;\n}}"
-                );
-            }
-        }
-        if stores {
-            if let Some(reach) = self.dtype.max_abs() {
-                let _ = writeln!(s, "const REACH = {reach:?};");
-                s += include_str!("../shaders/keep.wgsl");
-            }
-            s += include_str!("../shaders/halves.wgsl");
-            s += match self.dtype {
-                DType::I8 => "fn code(x: f32) -> u32 { return u32(i32(round(x))) & 0xffu; }\n",
-                DType::F8 => "fn code(x: f32) -> u32 { return as_f8(x); }\n",
-                DType::F16 => "fn packed(a: f32, b: f32) -> u32 { return as_f16(a) | (as_f16(b) << 16u); }\n",
-                DType::BF16 => {
-                    "fn packed(a: f32, b: f32) -> u32 { return as_bf16(a) | (as_bf16(b) << 16u); }\n"
-                }
-                _ => "fn packed(a: f32, b: f32) -> u32 { return bitcast<u32>(a); }\n",
-            };
-            return s;
-        }
-        for name in ["k", "v"] {
-            let by = if self.is_scaled() {
-                format!("bitcast<f32>({name}_get(page, SCALES + i))")
-            } else {
-                "1.0".into()
-            };
-            let _ = writeln!(s, "fn {name}_by(page: u32, i: u32) -> f32 {{ return {by}; }}");
-        }
-        let unpacked = match self.dtype {
-            DType::F16 => "vec4<f32>(unpack2x16float(w), 0.0, 0.0)",
-            DType::BF16 => "vec4<f32>(bitcast<vec2<f32>>(vec2<u32>(w << 16u, w & 0xffff0000u)), 0.0, 0.0)",
-            DType::I8 => "vec4<f32>(bitcast<vec4<i32>>(fours(w)) >> vec4<u32>(24u))",
-            DType::F8 => "of_f8(fours(w))",
-            _ => "vec4<f32>(bitcast<f32>(w), 0.0, 0.0, 0.0)",
-        };
-        if self.is_scaled() {
-            s += include_str!("../shaders/kept.wgsl");
-        }
-        let _ = writeln!(s, "fn unpacked(w: u32) -> vec4<f32> {{ return {unpacked}; }}");
-        s
+    /// Adds what `kv_layout.wgsl`, `kv_load.wgsl` and `kv_store.wgsl` need.
+    pub(super) fn define(&self, kernel: Kernel) -> Kernel {
+        let (len, pack) = (self.page_len, self.pack());
+        kernel
+            .with("DTYPE", self.dtype.name())
+            .with("SCALED", self.is_scaled())
+            .with("BLOCKS", self.blocks)
+            .with("BLOCK_PAGES", self.each)
+            .with("DIM", self.heads.dim)
+            .with("PAGE_LEN", len)
+            .with("PACK", pack)
+            .with("PAGE_WORDS", len * self.heads.cache_cols(self.dtype) / pack)
+            .with("SCALES", len * self.heads.kv_cols() / pack)
+    }
+
+    /// The largest 8-bit code, if elements are stored as codes.
+    pub(super) fn max_code(&self) -> Option<f32> {
+        self.dtype.max_abs()
     }
 }

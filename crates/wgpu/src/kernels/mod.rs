@@ -2,11 +2,11 @@
 
 pub(crate) mod attend;
 pub(crate) mod cache;
+pub(crate) mod dequant;
 pub(crate) mod linear;
-pub(crate) mod prep;
+pub(crate) mod qkv_prep;
 pub(crate) mod recurrent;
 pub(crate) mod rowwise;
-pub(crate) mod tables;
 
 use tallow_core::{DType, Error, Result, Tensor};
 

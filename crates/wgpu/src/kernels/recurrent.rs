@@ -15,16 +15,6 @@ const LONG_KEY: usize = 192;
 /// Invocations per column.
 const PARTS: usize = 8;
 
-/// WGSL: row `at` of the convolution's input for sequence `s`, counted from the oldest row that the state keeps.
-/// `first` is the sequence's first row in the step, and `width` the number of columns.
-const SEEN: &str = "
-fn seen(s: u32, first: u32, begins: bool, at: u32, c: u32) -> f32 {
-  if (at + 1u >= p.kernel) { return x[p.x_at + (first + at + 1u - p.kernel) * p.x_stride + c]; }
-  if (begins) { return 0.0; }
-  return window[p.window_at + plan[p.states_at + s] * p.window_stride + at * p.width + c];
-}
-";
-
 /// Binds the step plan, and adds the offsets of its arrays to `params`.
 fn plan_operand<'a>(plan: &'a StepPlan<Wgpu>, params: &mut Vec<Param>) -> Result<Arg<'a>> {
     params.extend([
@@ -37,7 +27,7 @@ fn plan_operand<'a>(plan: &'a StepPlan<Wgpu>, params: &mut Vec<Param>) -> Result
 }
 
 impl Wgpu {
-    pub(crate) fn convolve_into(&self, op: &CausalConv<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+    pub(crate) fn causal_conv_into(&self, op: &CausalConv<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let (kernel, cols) = (op.weight.rows(), op.x.cols());
         let shared = |params: &mut Vec<Param>| -> Result<Vec<Arg<'_>>> {
             params.extend([U("kernel", kernel as u32), U("width", cols as u32)]);
@@ -45,35 +35,19 @@ impl Wgpu {
         };
         let mut params = Vec::new();
         let mut args = shared(&mut params)?;
-        args.push(operand("by", Access::Read, op.weight, &mut params)?);
+        args.push(operand("weight", Access::Read, op.weight, &mut params)?);
         args.push(operand("window", Access::Read, op.window, &mut params)?);
         args.push(operand("out", Access::Write, out, &mut params)?);
-        let body = format!(
-            "{SEEN}----    var s = 0u;\n    \
-             for (var i = 1u; i < p.spans; i++) {{ if (plan[p.starts_at + i] <= r) {{ s = i; }} }}\n    \
-             let first = plan[p.starts_at + s];\n    \
-             let begins = plan[p.lens_at + s] == plan[p.starts_at + s + 1u] - first;\n    var sum = 0.0;\n    \
-             for (var j = 0u; j < p.kernel; j++) {{\n      \
-             sum = fma(seen(s, first, begins, r - first + j, c), by[p.by_at + j * p.by_stride + c], sum);\n    }}\n    \
-             out[p.out_at + r * p.out_stride + c] = sum / (1.0 + exp(min(-sum, 80.0)));"
-        );
-        let name = |variant| Kernel { name: "convolve", variant: vec![variant] };
-        self.by_element(name(0), (op.x.rows(), cols), args, params, &body)?;
+        self.by_element(Kernel::new("causal_conv"), (op.x.rows(), cols), args, params)?;
 
         let mut params = Vec::new();
         let mut args = shared(&mut params)?;
         args.push(operand("window", Access::Write, op.window, &mut params)?);
-        let body = format!(
-            "{SEEN}----    let first = plan[p.starts_at + r];\n    \
-             let rows = plan[p.starts_at + r + 1u] - first;\n    \
-             let y = seen(r, first, plan[p.lens_at + r] == rows, rows + c / p.width, c % p.width);\n    \
-             window[p.window_at + plan[p.states_at + p.spans + r] * p.window_stride + c] = y;"
-        );
         let shape = (op.plan.host.spans.len(), (kernel - 1) * cols);
-        self.by_element(name(1), shape, args, params, &body)
+        self.by_element(Kernel::new("causal_conv_state"), shape, args, params)
     }
 
-    pub(crate) fn delta_into(&self, op: &GatedDelta<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
+    pub(crate) fn gated_delta_into(&self, op: &GatedDelta<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let DeltaHeads { keys, values, key_dim, value_dim, sharing } = op.heads;
         let mut params = vec![F("scale", 1.0 / (key_dim as f32).sqrt())];
         let args = vec![
@@ -87,21 +61,20 @@ impl Wgpu {
             operand("out", Access::Write, out, &mut params)?,
         ];
         let columns = if key_dim > LONG_KEY { COLUMNS / 2 } else { COLUMNS };
-        let source = || {
-            let key_head = match sharing {
-                Sharing::Grouped => format!("(head / {}u)", values / keys),
-                Sharing::RoundRobin => format!("(head % {keys}u)"),
-            };
-            let sizes = format!(
-                "const KEY = {key_dim}u;\nconst VALUE = {value_dim}u;\nconst KEY_HEADS = {keys}u;\n\
-                 const HEADS = {values}u;\nconst COLUMNS = {columns}u;\nconst PARTS = {PARTS}u;\n"
-            );
-            sizes + &include_str!("../shaders/delta.wgsl").replace("KEY_HEAD *", &format!("{key_head} *"))
+        let sharing = match sharing {
+            Sharing::Grouped => "grouped",
+            Sharing::RoundRobin => "round_robin",
         };
-        let variant = [keys, values, key_dim, value_dim, sharing as usize].map(|n| n as u32).to_vec();
-        let kernel = Kernel { name: "delta", variant };
+        let kernel = Kernel::new("gated_delta")
+            .with("KEY_HEADS", keys)
+            .with("VALUE_HEADS", values)
+            .with("KEY_DIM", key_dim)
+            .with("VALUE_DIM", value_dim)
+            .with("COLUMNS", columns)
+            .with("PARTS", PARTS)
+            .with("SHARING", sharing);
         let grid = [value_dim.div_ceil(columns), values, op.plan.host.spans.len()].map(|n| n as u32);
         let work = 4 * (op.v.rows() * op.heads.state_len()) as u64;
-        self.gpu.launch(&Launch { kernel, source: &source, args, params, grid, work })
+        self.gpu.launch(&Launch { kernel, args, params, grid, work })
     }
 }

@@ -1,7 +1,8 @@
 // MoE router. One workgroup per token: scores of the logits, then the best groups (group-limited routing), then the top
 // experts one after another.
 
-struct Found { key: u32, column: u32 }
+#include "sort_key.wgsl"
+
 var<workgroup> scores: array<f32, 1024>;
 // Sort key of each expert; 0 if it is masked or already taken.
 var<workgroup> keys: array<u32, 1024>;
@@ -13,15 +14,14 @@ var<workgroup> taken: array<u32, 32>;
 
 const OPEN = 0xffffffffu;
 
-// Order-preserving integer key: both zeros are equal, and NaN is least.
-fn key(x: f32) -> u32 {
-  let bits = bitcast<u32>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0u; }
-  if ((bits & 0x7fffffffu) == 0u) { return 0x80000000u; }
-  return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
+// What an expert is chosen by.
+fn choice_score(c: u32) -> f32 {
+#if BIAS
+  return scores[c] + bias[p.bias_at + c];
+#else
+  return scores[c];
+#endif
 }
-fn before(a: Found, b: Found) -> bool { return a.key > b.key || (a.key == b.key && a.column < b.column); }
-fn worth(c: u32) -> f32 { return WORTH; }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
@@ -54,7 +54,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   } else {
     for (var c = id; c < p.cols; c += 256u) { scores[c] = 1.0 / (1.0 + exp(min(-logits[row + c], 80.0))); }
   }
-  for (var c = id; c < p.cols; c += 256u) { keys[c] = key(worth(c)); }
+  for (var c = id; c < p.cols; c += 256u) { keys[c] = key(choice_score(c)); }
   if (id < 32u) { taken[id] = 0u; }
   workgroupBarrier();
 
@@ -69,7 +69,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
           let here = Found(keys[c], c);
           if (before(last, here) && before(here, best)) { best = here; }
         }
-        sum += worth(min(best.column, p.cols - 1u));
+        sum += choice_score(min(best.column, p.cols - 1u));
         last = best;
       }
       groups[g] = key(sum);

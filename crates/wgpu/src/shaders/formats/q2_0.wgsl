@@ -1,7 +1,7 @@
 // Two f16 scales, then the codes of two blocks: two bits each.
-fn unpack_N(at: u32, j: u32) -> Eight {
-  let d = unpack2x16float(wN[at])[j >> 3u];
-  let q = vec4<u32>(wN[at + 32u * (1u + (j >> 1u))] >> (16u * (j & 1u)));
+fn unpack_#{N}(at: u32, j: u32) -> Eight {
+  let d = unpack2x16float(w#{N}[at])[j >> 3u];
+  let q = vec4<u32>(w#{N}[at + 32u * (1u + (j >> 1u))] >> (16u * (j & 1u)));
   let a = vec4<f32>((q >> vec4<u32>(0u, 2u, 4u, 6u)) & vec4<u32>(3u));
   let b = vec4<f32>((q >> vec4<u32>(8u, 10u, 12u, 14u)) & vec4<u32>(3u));
   return Eight(d * (a - 1.0), d * (b - 1.0));

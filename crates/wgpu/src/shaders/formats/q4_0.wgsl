@@ -1,7 +1,7 @@
 // Two f16 scales, then the 4-bit codes of two blocks.
-fn unpack_N(at: u32, j: u32) -> Eight {
-  let d = unpack2x16float(wN[at])[j >> 2u];
+fn unpack_#{N}(at: u32, j: u32) -> Eight {
+  let d = unpack2x16float(w#{N}[at])[j >> 2u];
   let q = at + 32u * (1u + 4u * (j >> 2u) + 2u * (j & 1u));
   let shift = (j & 2u) * 2u;
-  return Eight(d * (nibbles(wN[q] >> shift) - 8.0), d * (nibbles(wN[q + 32u] >> shift) - 8.0));
+  return Eight(d * (nibbles(w#{N}[q] >> shift) - 8.0), d * (nibbles(w#{N}[q + 32u] >> shift) - 8.0));
 }

@@ -1,5 +1,5 @@
 // f32 to f16, round to nearest even. Done by hand, since a device's own conversion may round otherwise.
-fn as_f16(x: f32) -> u32 {
+fn to_f16(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
   let sign = (bits >> 16u) & 0x8000u;
   let a = bits & 0x7fffffffu;
@@ -14,7 +14,7 @@ fn as_f16(x: f32) -> u32 {
   let half = 1u << (shift - 1u);
   return sign | (q + select(0u, 1u, rest > half || (rest == half && (q & 1u) == 1u)));
 }
-fn as_bf16(x: f32) -> u32 {
+fn to_bf16(x: f32) -> u32 {
   let bits = bitcast<u32>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) { return (bits >> 16u) | 0x40u; }
   return (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;

@@ -1,0 +1,7 @@
+// Row `at` of the convolution's input for sequence `s`, counted from the oldest row of the window that its state keeps.
+// `first` is the sequence's first row in the step.
+fn input(s: u32, first: u32, begins: bool, at: u32, c: u32) -> f32 {
+  if (at + 1u >= p.kernel) { return x[p.x_at + (first + at + 1u - p.kernel) * p.x_stride + c]; }
+  if (begins) { return 0.0; }
+  return window[p.window_at + plan[p.states_at + s] * p.window_stride + at * p.width + c];
+}

@@ -1,9 +1,0 @@
-// Epilogue: cap * tanh(scale * y / cap) + residual, or scale * y + residual. Products and sums are written as fma
-// everywhere, so that a compiler cannot contract them in one kernel and not in another.
-fn finished(y: f32, residual: f32) -> f32 {
-  if (p.cap > 0.0) {
-    return fma(p.cap, tanh(clamp(y * p.scale / p.cap, -20.0, 20.0)), residual);
-  }
-  return fma(y, p.scale, residual);
-}
-fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }

@@ -37,10 +37,7 @@ const KNOWN: [(&str, &[&str]); 15] = [
     ("crates/cli/src/args", &["help", "parse", "rewrite"]),
     ("crates/cli/src/commands", &["repl", "run"]),
     // A backend's methods take ops, and ops are generic over the backend.
-    (
-        "crates/core/src",
-        &["backend", "compose", "lora", "observe", "ops", "plan", "tensor", "trace", "weight"],
-    ),
+    ("crates/core/src", &["backend", "compose", "lora", "observe", "ops", "plan", "tensor", "weight"]),
     ("crates/engine/src", &["admission", "handle", "lora", "scheduler", "service"]),
     ("crates/hub/src", &["aliases", "error", "name", "pick"]),
     ("crates/hub/src", &["cache", "download", "http", "hub", "pieces"]),

@@ -170,7 +170,7 @@ fn fused_heads_are_heard_as_in_files() {
 /// Layers that a LoRA adapter changes are observed as those without one.
 #[test]
 fn layers_with_adapters_are_heard() {
-    for name in ["llama", "gpt2", "gemma4-text", "qwen3-moe"] {
+    for name in ["llama", "gpt2", "gemma4-text", "gpt-neox"] {
         let (model, adapter) = (open(&golden(name)), golden("adapters").join(name));
         let ((plain, without), (adapted, with)) = (run(&model, None), run(&model, Some(&adapter)));
         assert_ne!(plain, adapted, "{name}");

@@ -37,7 +37,7 @@ pub type Observer = Box<dyn FnMut(&TensorId, &[f32])>;
 /// A backend that computes on another one, and passes the input of each linear layer to an observer.
 ///
 /// Fused ops run as their single linear layers. A layer is known by its weight: [`prepare`](Backend::prepare) notes the
-/// weight's [`TensorId`] in its memory handle ([`ObservedBuf`]). Weights without one, such as LoRA's, are not observed.
+/// weight's [`TensorId`] in its memory handle (`ObservedBuf`). Weights without one, such as LoRA's, are not observed.
 pub struct Observed<B: Backend> {
     inner: B,
     observer: RefCell<Option<Observer>>,

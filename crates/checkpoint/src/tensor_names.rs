@@ -246,7 +246,7 @@ impl Part {
 }
 
 impl Names {
-    /// Names here and in the other file kind, with how each part is converted, except [`DeltaNames`]; an empty name
+    /// Names here and in the other file kind, with how each part is converted, except [`GatedDeltaNames`]; an empty name
     /// means that there is no such part.
     pub fn paired_with(&self, other: &Names) -> Vec<(Part, &'static str, &'static str)> {
         let of = |names: &Names| {

@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 
-use tallow_quant::Format;
-
 use tallow_models::Result;
 use tallow_models::weights::{Runs, Transpose, room};
+use tallow_quant::Format;
 
 /// A transformation step.
 #[derive(Debug, Clone, PartialEq)]

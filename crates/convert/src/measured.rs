@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use tallow_checkpoint::gguf::write::{Header, Planned, Written};
 use tallow_core::TensorId;
-use tallow_quant::Format;
-
 use tallow_models::{LoadError, Result};
+use tallow_quant::Format;
 
 use super::Made;
 use super::importance::{COUNTS, SQUARES};

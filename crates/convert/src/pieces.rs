@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use tallow_checkpoint::{Kind, Stored};
+use tallow_models::weights::{Pair, not_finite, room};
+use tallow_models::{LoadError, Result};
 use tallow_quant::Format;
 
 use super::changes::Numbers;
-use tallow_models::weights::{Pair, not_finite, room};
-use tallow_models::{LoadError, Result};
 
 /// A source tensor.
 #[derive(Debug, Clone)]

@@ -4,9 +4,6 @@ use std::collections::BTreeSet;
 use std::iter;
 use std::ops::Range;
 
-use super::changes::Change;
-use super::pieces::Piece;
-use super::tensors::Target;
 use tallow_checkpoint::tensor_names::{EXPERT, Joint, Layout, Names, Part, Rate, is_redundant, of_layer};
 use tallow_models::Model;
 use tallow_models::blocks::gated_delta_net::by_key_head;
@@ -14,6 +11,10 @@ use tallow_models::families::Family;
 use tallow_models::spec::{GatedDeltaSpec, Mixer, MlaSpec, MoeSpec};
 use tallow_models::weights::{Pair, Runs, Transpose, by_head, bytes_alone, named};
 use tallow_models::{LoadError, Result};
+
+use super::changes::Change;
+use super::pieces::Piece;
+use super::tensors::Target;
 
 /// A folder's tensors, named for `reader`. Only tensors that loading also ignores may be left over.
 pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Target<'a>>> {

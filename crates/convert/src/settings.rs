@@ -6,15 +6,15 @@ use serde_json::Value;
 use tallow_checkpoint::config::{Config, Noted};
 use tallow_checkpoint::gguf::write::{Header, Planned, Written};
 use tallow_core::{NormKind, Scores};
-use tallow_quant::Format;
-
-use super::tensors::Target;
 use tallow_models::Model;
 use tallow_models::blocks::rope::{RopeSpec, Scaling};
 use tallow_models::families::{self, Family};
 use tallow_models::file_type::{FileType, dominant};
 use tallow_models::spec::{Bias, DecoderSpec, Ffn, GatedDeltaSpec, LayerSpec, Mixer, MoeSpec};
 use tallow_models::{LoadError, Result};
+use tallow_quant::Format;
+
+use super::tensors::Target;
 
 /// The family that reads GGUF files of this model.
 pub(super) fn reader(model: &Model) -> Result<&'static Family> {

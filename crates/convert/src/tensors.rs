@@ -6,16 +6,16 @@ use tallow_checkpoint::Settings;
 use tallow_checkpoint::gguf::write::Planned;
 use tallow_checkpoint::tensor_names::Part;
 use tallow_core::{DeltaHeads, HostWeight, RopePairs, Sharing};
-use tallow_quant::Format;
-
-use super::changes::Change;
-use super::pieces::Piece;
-use super::{Importance, Made, WriteError};
 use tallow_models::Model;
 use tallow_models::recipe::{Choice, Outcome};
 use tallow_models::spec::DecoderSpec;
 use tallow_models::weights::quantized;
 use tallow_models::{LoadError, Result};
+use tallow_quant::Format;
+
+use super::changes::Change;
+use super::pieces::Piece;
+use super::{Importance, Made, WriteError};
 
 /// Bytes of unquantized data that are converted at a time.
 const AT_ONCE: usize = 64 << 20;

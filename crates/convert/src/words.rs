@@ -5,12 +5,12 @@ use std::path::Path;
 use serde_json::Value;
 use tallow_checkpoint::Settings;
 use tallow_checkpoint::gguf::write::{Header, Written};
+use tallow_models::Model;
+use tallow_models::{LoadError, Result};
 use tallow_text::template::MOST_SOURCE;
 use tallow_text::tokenizer::{SAMPLES, Special, Tokenizer};
 
 use super::in_memory;
-use tallow_models::Model;
-use tallow_models::{LoadError, Result};
 
 /// Sets all their keys. Returns an error for what GGUF cannot represent.
 pub(super) fn set(header: &mut Header, model: &Model, out: &Path) -> Result<()> {

@@ -1,10 +1,9 @@
 //! [`Classes`]: labels and activation of a sequence classifier.
 
 use serde_json::Value;
+use tallow_checkpoint::Result;
 use tallow_checkpoint::Settings;
 use tallow_checkpoint::config::{Config, Key, key};
-
-use tallow_checkpoint::Result;
 
 /// The labels of a sequence classifier, and how its scores become probabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! [`ClipSimilarity`]: similarity of texts and images in dual encoders (CLIP, SigLIP).
 
-use crate::error::{LoadError, Result};
 use tallow_checkpoint::{Checkpoint, Kind};
+
+use crate::error::{LoadError, Result};
 
 /// From the cosine of two vectors to a logit: `cosine * scale + bias`.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,9 +5,9 @@ use std::path::Path;
 use serde_json::Value;
 use tallow_checkpoint::Checkpoint;
 use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::{FileError, Result};
 
 use super::spec::Pooling;
-use tallow_checkpoint::{FileError, Result};
 
 const MODULES: &str = "modules.json";
 

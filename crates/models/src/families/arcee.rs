@@ -1,10 +1,10 @@
 //! Arcee AFM: Llama with an ungated FFN.
 
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names;
 
+use super::{Declared, Family, common};
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&ARCEE)];

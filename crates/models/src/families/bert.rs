@@ -1,11 +1,11 @@
 //! BERT.
 
-use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, EncoderFamily, encoders};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&BERT), Declared::GgufEncoder(&BERT_GGUF)];

@@ -1,12 +1,12 @@
 //! CLIP: a causal text encoder pooled at the end token, and an image encoder with a class token.
 
+use tallow_checkpoint::Result;
+use tallow_checkpoint::config::{Config, Key, key};
+
 use super::{Declared, EncoderFamily, towers};
 use crate::encoder::spec::{
     EncoderSpec, ImageDefaults, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection,
 };
-use tallow_checkpoint::Result;
-use tallow_checkpoint::config::{Config, Key, key};
-
 use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&CLIP), Declared::Encoder(&CLIP_IMAGES)];

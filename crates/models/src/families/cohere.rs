@@ -1,13 +1,13 @@
 //! Cohere Command R and successors: attention and FFN in parallel behind one norm, interleaved RoPE, scaled logits.
 //! Cohere 2 has sliding windows, and no RoPE in the layers without one.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names;
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope};
 use crate::spec::{Bias, DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&COHERE), Declared::Decoder(&COHERE2)];
 

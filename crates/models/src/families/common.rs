@@ -1,5 +1,6 @@
 //! Config settings common to most decoder families.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names;
 use tallow_core::ops::MAX_EXPERTS;
@@ -7,7 +8,6 @@ use tallow_core::{Activation, Heads, NormKind, RopePairs};
 
 use super::rope;
 use crate::spec::{AttentionSpec, Bias, DecoderSpec, DenseDecoderSpec, FfnSpec, LayerSpec, NormSpec};
-use tallow_checkpoint::Result;
 
 const VOCAB: Key = key("vocab_size", "vocab_size");
 pub(super) const KV_HEADS: Key = key("num_key_value_heads", "attention.head_count_kv");

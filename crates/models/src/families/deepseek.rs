@@ -1,6 +1,7 @@
 //! DeepSeek V2 and V3: MLA; the first layers have a dense FFN, the others grouped MoE with shared experts. The two
 //! differ in expert selection.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names;
 use tallow_core::RopePairs;
@@ -8,7 +9,6 @@ use tallow_core::RopePairs;
 use super::{Declared, Family, common, rope, routed};
 use crate::blocks::rope::Scaling;
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec, Mixer, MlaSpec};
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&DEEPSEEK_V2), Declared::Decoder(&DEEPSEEK_V3)];
 

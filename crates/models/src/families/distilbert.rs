@@ -1,5 +1,6 @@
 //! DistilBERT: BERT without token types, with its own tensor names.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::Activation;
@@ -7,7 +8,6 @@ use tallow_core::Activation;
 use super::{Declared, EncoderFamily, common, encoders};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&DISTILBERT)];
 

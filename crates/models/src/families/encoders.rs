@@ -1,11 +1,11 @@
 //! Settings common to encoder families.
 
-use super::{Declared, common, declared, find};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling, Positions};
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_checkpoint::{FileError, Result};
 
+use super::{Declared, common, declared, find};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling, Positions};
 use crate::spec::{Bias, Order};
 use crate::weights::named;
 

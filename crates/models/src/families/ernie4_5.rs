@@ -1,12 +1,12 @@
 //! ERNIE 4.5, dense text models: Llama with interleaved RoPE.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names;
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope};
 use crate::spec::DecoderSpec;
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&ERNIE4_5)];
 

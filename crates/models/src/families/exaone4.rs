@@ -1,10 +1,10 @@
 //! EXAONE 4: post-norm and QK norm. Large models have sliding windows, and no RoPE in the layers without one.
 
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, Family, common};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&EXAONE4)];

@@ -2,13 +2,13 @@
 //! softcaps on scores and logits, and a sliding window in every other layer. Gemma 3 has QK norm instead of the score
 //! softcap, and a separate RoPE for window layers.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::Activation;
 
 use super::{Declared, Family, common, rope};
 use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&GEMMA), Declared::Decoder(&GEMMA2), Declared::Decoder(&GEMMA3)];

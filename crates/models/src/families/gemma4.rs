@@ -2,6 +2,7 @@
 //! embeddings. In some models the last layers share the KV cache of earlier ones, some tie K and V, and some have
 //! parallel MoE.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names, ParallelMoeNames, of_layer};
 use tallow_core::Heads;
@@ -13,7 +14,6 @@ use crate::spec::{
     AttentionSpec, DecoderSpec, DenseLayerSpec, ExpertsSpec, Ffn, FfnSpec, Mixer, MoeSpec, Order, QkNormSpec,
     SharedKvSpec,
 };
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GEMMA4)];
 

@@ -1,13 +1,13 @@
 //! GLM: Llama with fused tensors and interleaved partial RoPE (half of each head). GLM 4 adds post-norms. GLM 4 MoE
 //! differs: pre-norm and half-split RoPE.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope, routed};
 use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&GLM), Declared::Decoder(&GLM4), Declared::Decoder(&GLM4_MOE)];

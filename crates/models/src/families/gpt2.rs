@@ -1,10 +1,10 @@
 //! GPT-2: learned positions, no RoPE, ungated FFN, weights stored as [inputs, outputs].
 
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
 use tallow_checkpoint::tensor_names::{self, Layout, Names};
 
+use super::{Declared, Family, common};
 use crate::spec::{Bias, DecoderSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT2)];

@@ -1,10 +1,10 @@
 //! GPT-NeoX and Pythia: attention and FFN in parallel with a norm each; QKV fused head by head.
 
-use super::{Declared, Family, common, rope};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
 use tallow_checkpoint::tensor_names::{self, Layout, Names};
 
+use super::{Declared, Family, common, rope};
 use crate::spec::{Bias, DecoderSpec, Order};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_NEOX)];

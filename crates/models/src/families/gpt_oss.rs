@@ -1,6 +1,7 @@
 //! gpt-oss: experts with biases and a clamped activation, attention sinks, a sliding window in every other layer.
 //! Folders have MXFP4 or unquantized experts.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Joint, Names};
 use tallow_core::Activation;
@@ -8,7 +9,6 @@ use tallow_core::Activation;
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{Scaling, Yarn};
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_OSS)];
 

@@ -1,11 +1,11 @@
 //! Granite: Llama with multipliers on embeddings, attention, residuals and logits. Its MoE models have experts in every
 //! layer.
 
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, Family, common};
 use crate::spec::{DecoderSpec, DenseDecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GRANITE), Declared::Decoder(&GRANITE_MOE)];

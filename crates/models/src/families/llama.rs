@@ -1,10 +1,10 @@
 //! Llama 1 to 3, and models that use its architecture name.
 
-use super::{Declared, Family, common, mixtral};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names;
 
+use super::{Declared, Family, common, mixtral};
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA)];

@@ -1,6 +1,7 @@
 //! Llama 4, text model: layers with chunked attention, and between them full-attention layers without RoPE whose
 //! queries are scaled by position; MoE in some layers, whose router weights scale the experts' input.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Joint, Names};
 use tallow_core::{RopePairs, RoutingWeightOn, Scores};
@@ -8,7 +9,6 @@ use tallow_core::{RopePairs, RoutingWeightOn, Scores};
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::{RopeSpec, Scaling};
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedExpertSpec};
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA4)];
 

@@ -1,12 +1,12 @@
 //! Mistral and Ministral: Llama with a sliding window, in some models only in some layers. Ministral 3 has queries
 //! scaled by position instead.
 
-use super::{Declared, Family, common, rope};
-use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names;
 
+use super::{Declared, Family, common, rope};
+use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] =

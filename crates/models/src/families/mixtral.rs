@@ -1,10 +1,10 @@
 //! Mixtral: Mistral with MoE, top 2 by a softmax over those two.
 
-use super::{Declared, Family, common, rope};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, Family, common, rope};
 use crate::spec::{DecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&MIXTRAL)];

@@ -61,12 +61,12 @@ families! {
 
 use std::collections::HashSet;
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, TEXT, key};
 use tallow_checkpoint::tensor_names::Names;
 
 use crate::blocks::rope::RopeSpec;
 use crate::spec::DecoderSpec;
-use tallow_checkpoint::Result;
 
 pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
 pub use seq2seq::{Seq2SeqFamily, find_seq2seq, seq2seq_family};

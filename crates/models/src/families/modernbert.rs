@@ -1,11 +1,11 @@
 //! ModernBERT: pre-norm, RoPE, gated FFN, no biases, a sliding window in most layers.
 
-use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, EncoderFamily, common, encoders, rope};
+use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling};
 use crate::spec::Order;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&MODERNBERT)];

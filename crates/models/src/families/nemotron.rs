@@ -1,10 +1,10 @@
 //! Nemotron (3, 4 and Minitron): LayerNorm with weights stored as w - 1, partial RoPE (half of each head), ungated FFN.
 
-use super::{Declared, Family, common, rope};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
 use tallow_checkpoint::tensor_names;
 
+use super::{Declared, Family, common, rope};
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&NEMOTRON)];

@@ -1,10 +1,11 @@
 //! Nomic BERT: RoPE instead of learned positions, gated FFN, fused QKV, few biases.
 
-use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{EncoderSpec, HeadActivation};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
+
+use super::{Declared, EncoderFamily, common, encoders, rope};
+use crate::encoder::spec::{EncoderSpec, HeadActivation};
 
 /// Tensor names, with a common prefix.
 macro_rules! names {

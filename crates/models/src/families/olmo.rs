@@ -1,11 +1,11 @@
 //! OLMo 2 and 3: post-norm, QK norm over all heads at once. OLMo 3 has a sliding window in three of four layers, whose
 //! RoPE is not scaled.
 
-use super::{Declared, Family, common, rope};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, Family, common, rope};
 use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&OLMO2), Declared::Decoder(&OLMO3)];

@@ -1,10 +1,10 @@
 //! OLMoE: MoE in every layer, QK norm over all heads at once.
 
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names;
 
+use super::{Declared, Family, common};
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&OLMOE)];

@@ -1,11 +1,11 @@
 //! Phi 1 and 2 (parallel attention and FFN behind one norm, ungated, biases everywhere), Phi 3 and 4 (Llama with fused
 //! tensors).
 
-use super::{Declared, Family, common, rope};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, Family, common, rope};
 use crate::spec::{Bias, DecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHI), Declared::Decoder(&PHI3)];

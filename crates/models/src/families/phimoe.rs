@@ -1,5 +1,6 @@
 //! PhiMoE: experts chosen one after the other (SparseMixer), LayerNorm, biases in attention and head.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::{NormKind, Scores};
@@ -7,7 +8,6 @@ use tallow_core::{NormKind, Scores};
 use super::{Declared, Family, common, rope};
 use crate::blocks::rope::Scaling;
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHIMOE)];
 

@@ -1,10 +1,10 @@
 //! Qwen2 and 2.5 (biases on Q, K and V), Qwen3 (QK norm instead).
 
-use super::{Declared, Family, common, rope};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names;
 
+use super::{Declared, Family, common, rope};
 use crate::spec::{Bias, DecoderSpec, DenseDecoderSpec, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2), Declared::Decoder(&QWEN3)];

@@ -1,10 +1,10 @@
 //! Qwen2-MoE (experts and a gated shared expert) and Qwen3-MoE.
 
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, Family, common};
 use crate::spec::{DecoderSpec, ExpertsSpec, FfnSpec, LayerSpec, Mixer, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&QWEN2_MOE), Declared::Decoder(&QWEN3_MOE)];

@@ -1,6 +1,7 @@
 //! Qwen3-Next and Qwen3.5, dense and MoE: most layers are Gated DeltaNet, every fourth is attention with a gated
 //! output. Qwen3.5 checkpoints have a vision encoder too; only the text model is read.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, GatedDeltaNames, Names, Rate};
 use tallow_core::ops::{MAX_KERNEL, MAX_KEY_DIM};
@@ -10,7 +11,6 @@ use super::{Declared, Family, common, qwen_moe, rope};
 use crate::spec::{
     DecoderSpec, ExpertsSpec, FfnSpec, GatedDeltaSpec, LayerSpec, Mixer, QkNormSpec, SharedExpertSpec,
 };
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&QWEN3_NEXT), Declared::Decoder(&QWEN35), Declared::Decoder(&QWEN35_MOE)];

@@ -1,5 +1,6 @@
 //! RoBERTa and XLM-R: BERT with positions that start behind the padding token's id.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::Activation;
@@ -7,7 +8,6 @@ use tallow_core::Activation;
 use super::{Declared, EncoderFamily, encoders};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&ROBERTA)];
 

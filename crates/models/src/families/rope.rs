@@ -1,13 +1,13 @@
 //! Reads RoPE settings from three generations of `config.json` and from GGUF metadata into one [`RopeSpec`].
 
 use tallow_checkpoint::Kind;
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_core::RopePairs;
 use tallow_quant::Format;
 
 use super::common::{CONTEXT, sane};
 use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
-use tallow_checkpoint::Result;
 
 /// Tensors that are part of the settings: per-frequency divisors.
 pub(super) const TENSORS: [&str; 3] = ["rope_freqs.weight", SHORT_TENSOR, LONG_TENSOR];

@@ -1,11 +1,11 @@
 //! Grouped MoE with shared experts: the config keys that GLM 4 and DeepSeek have in common.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_core::{Groups, Scores};
 
 use super::common;
 use crate::spec::{ExpertsSpec, SharedExpertSpec};
-use tallow_checkpoint::Result;
 
 /// Leading layers without experts.
 pub(super) const DENSE: Key = key("first_k_dense_replace", "leading_dense_block_count");

@@ -1,10 +1,10 @@
 //! Seed-OSS: Llama with biases on Q, K and V.
 
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names;
 
+use super::{Declared, Family, common};
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&SEED_OSS)];

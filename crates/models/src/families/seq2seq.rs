@@ -1,11 +1,11 @@
 //! Settings common to encoder-decoder families.
 
-use super::{Declared, declared, find};
-use crate::encoder::Parts;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::Names;
 use tallow_checkpoint::{FileError, Result};
 
+use super::{Declared, declared, find};
+use crate::encoder::Parts;
 use crate::seq2seq::Seq2SeqSpec;
 
 /// An encoder-decoder architecture (T5, Whisper): encodes a text or audio, then decodes text.

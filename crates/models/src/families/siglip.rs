@@ -1,10 +1,10 @@
 //! SigLIP: a text encoder on inputs padded to a fixed length, and an image encoder with attention pooling.
 
-use super::{Declared, EncoderFamily, common, towers};
-use crate::encoder::spec::{EncoderSpec, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 
+use super::{Declared, EncoderFamily, common, towers};
+use crate::encoder::spec::{EncoderSpec, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection};
 use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&SIGLIP), Declared::Encoder(&SIGLIP_IMAGES)];

@@ -1,11 +1,11 @@
 //! SmolLM3: Llama with some layers without RoPE.
 
-use super::rope::{self, THETA};
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names;
 
+use super::rope::{self, THETA};
+use super::{Declared, Family, common};
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&SMOLLM3)];

@@ -1,10 +1,10 @@
 //! StableLM: LayerNorm, partial RoPE (a quarter of each head); some models run attention and FFN in parallel.
 
-use super::{Declared, Family, common, rope};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, Family, common, rope};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&STABLELM)];

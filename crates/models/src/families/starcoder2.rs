@@ -1,10 +1,10 @@
 //! StarCoder2: LayerNorm, biases everywhere, ungated FFN.
 
-use super::{Declared, Family, common};
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 
+use super::{Declared, Family, common};
 use crate::spec::DecoderSpec;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&STARCODER2)];

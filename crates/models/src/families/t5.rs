@@ -1,5 +1,6 @@
 //! T5: relative position bias, unscaled attention scores, one embedding shared by encoder and decoder.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, CrossAttentionNames, Names};
 use tallow_core::{Activation, Heads};
@@ -10,7 +11,6 @@ use crate::encoder::spec::EncoderSpec;
 use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{DenseDecoderSpec, RelativeBiasSpec};
 use crate::weights::named;
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Seq2Seq(&T5)];
 

@@ -1,5 +1,6 @@
 //! Settings common to two-tower families (CLIP, SigLIP): a text and an image encoder that embed into one space.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names};
 use tallow_core::{Heads, NormKind};
@@ -7,7 +8,6 @@ use tallow_core::{Heads, NormKind};
 use super::common;
 use crate::encoder::spec::{EncoderSpec, ImageDefaults, PatchSpec, Positions};
 use crate::spec::{AttentionSpec, Bias, FfnSpec, LayerSpec, NormSpec};
-use tallow_checkpoint::Result;
 
 /// Defaults of settings; configs may leave all of them out.
 #[derive(Debug, Clone, Copy)]

@@ -1,5 +1,6 @@
 //! Whisper: an audio encoder behind two convolutions, and a text decoder.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, CrossAttentionNames, Names};
 use tallow_core::Activation;
@@ -9,7 +10,6 @@ use crate::encoder::Parts;
 use crate::encoder::spec::{AudioSpec, EncoderSpec};
 use crate::seq2seq::Seq2SeqSpec;
 use crate::spec::{Bias, DenseDecoderSpec};
-use tallow_checkpoint::Result;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Seq2Seq(&WHISPER)];
 

@@ -1,10 +1,11 @@
 //! [`Cutter`]: the pre-tokenizer, which splits normalised text into words for the model.
 
+use tallow_checkpoint::{FileError, Result};
+
 use super::field::Field;
 use super::pattern::Pattern;
 use super::unicode::{PUNCTUATION, WORD, as_byte_chars};
 use super::{MOST_GROWN, TokenizeError};
-use tallow_checkpoint::{FileError, Result};
 
 type Cut<T> = std::result::Result<T, TokenizeError>;
 

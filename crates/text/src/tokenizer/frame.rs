@@ -1,7 +1,8 @@
 //! [`Frame`]: the post-processor template: special tokens around one text or around a pair.
 
-use super::field::Field;
 use tallow_checkpoint::Result;
+
+use super::field::Field;
 
 /// An element of the template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

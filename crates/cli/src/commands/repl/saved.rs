@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Write};
 
 use serde_json::{Map, Value, json};
+use tallow_engine::sampler::Sampling;
 use tallow_text::reasoning::Effort;
 
 use super::{Repl, print};
@@ -10,7 +11,6 @@ use crate::dialogue::Message;
 use crate::load::expand;
 use crate::settings::unreadable;
 use crate::{Failed, terminal};
-use tallow_engine::sampler::Sampling;
 
 /// Largest chat file that is loaded, in bytes.
 const MAX_BYTES: u64 = 64 << 20;

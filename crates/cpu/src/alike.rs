@@ -60,7 +60,7 @@ fn products(arithmetic: Arithmetic) {
                 let block = format.block_weights();
                 let cols = (256 * chunks - 64).next_multiple_of(block) + if block == 1 { 3 } else { 0 };
                 let by = linear(b, format, 37, cols);
-                put(&b.run(Dequant { w: &by.weight, rows: 0..37 }).unwrap());
+                put(&b.run(Dequant { w: by.weight.in_order().unwrap(), rows: 0..37 }).unwrap());
                 for rows in [1, 2, 3, 4, 5, 9, 20] {
                     let x = b.upload(&noise(5, rows * cols), rows, cols).unwrap();
                     put(&b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).unwrap());

@@ -188,7 +188,7 @@ impl Plan {
     pub(crate) fn of_seq2seq(model: &Seq2SeqModel, limits: SlotLimits, device: &Device) -> Plan {
         let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
         let [own, given] = limits.shapes();
-        let frames = if model.hears() { 4 * limits.encoder_tokens } else { 0 };
+        let frames = if model.takes_audio() { 4 * limits.encoder_tokens } else { 0 };
         let read = (limits.encoder_tokens + frames) * activations(&encoder.layers, encoder.dim);
         let written = limits.decoder_tokens * activations(&decoder.layers, decoder.dim);
         let logits = 2 * limits.slots * decoder.vocab;

@@ -22,10 +22,10 @@ const PAGE: usize = 16;
 const TOKENS: u32 = 12;
 
 /// Per tensor and matrix in it: number of input rows, and the sum of their squares.
-type Heard = BTreeMap<String, Vec<(usize, f64)>>;
+type Sums = BTreeMap<String, Vec<(usize, f64)>>;
 
-fn add(heard: &mut Heard, origin: &TensorId, rows: &[f32]) {
-    let matrices = heard.entry(origin.tensor.to_string()).or_insert_with(|| vec![(0, 0.0); origin.of]);
+fn add(sums: &mut Sums, origin: &TensorId, rows: &[f32]) {
+    let matrices = sums.entry(origin.tensor.to_string()).or_insert_with(|| vec![(0, 0.0); origin.of]);
     assert_eq!(rows.len() % origin.cols, 0);
     matrices[origin.matrix].0 += rows.len() / origin.cols;
     matrices[origin.matrix].1 += rows.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
@@ -61,13 +61,13 @@ fn logits<B: Backend>(b: &B, model: &Model, adapter: Option<&Path>, computed: im
 }
 
 /// The logits of a prompt, and the inputs of the layers.
-fn run(model: &Model, adapter: Option<&Path>) -> (Vec<f32>, Heard) {
+fn run(model: &Model, adapter: Option<&Path>) -> (Vec<f32>, Sums) {
     let b = Observed::new(cpu());
-    let heard = Rc::new(RefCell::new(Heard::new()));
-    let heard_too = heard.clone();
-    b.set_observer(Some(Box::new(move |origin, rows| add(&mut heard_too.borrow_mut(), origin, rows))));
+    let sums = Rc::new(RefCell::new(Sums::new()));
+    let shared = sums.clone();
+    b.set_observer(Some(Box::new(move |origin, rows| add(&mut shared.borrow_mut(), origin, rows))));
     let logits = logits(&b, model, adapter, |b| b.set_observer(None));
-    (logits, heard.take())
+    (logits, sums.take())
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn every_matrix_is_heard() {
         let kinds = ["bf16", "f32"].map(|kind| golden("gguf-models").join(format!("{name}-{kind}.gguf")));
         let Some(path) = kinds.into_iter().find(|path| path.exists()) else { continue };
         let model = open(&path);
-        let (plain, (logits, heard)) = (logits(&cpu(), &model, None, |_| ()), run(&model, None));
+        let (plain, (logits, sums)) = (logits(&cpu(), &model, None, |_| ()), run(&model, None));
         let most = plain.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
         let far = plain.iter().zip(&logits).fold(0.0, |far: f32, (a, b)| far.max((a - b).abs()));
         assert!(far <= 1e-4 * most.max(1.0), "{name}: off by {far} while somebody listens");
@@ -91,7 +91,7 @@ fn every_matrix_is_heard() {
             if !is_matrix || layer.is_none_or(|layer| layer >= layers) {
                 continue;
             }
-            let Some(found) = heard.get(tensor) else { panic!("{name}: {tensor} is not heard") };
+            let Some(found) = sums.get(tensor) else { panic!("{name}: {tensor} was not observed") };
             match tensor.contains("_exps.") {
                 false => assert!(
                     found.iter().all(|(rows, _)| *rows == TOKENS as usize),
@@ -102,7 +102,7 @@ fn every_matrix_is_heard() {
                     let (rows, squares) = found.iter().fold((0, 0.0), |(n, s), (rows, x)| (n + rows, s + x));
                     assert_eq!(rows, used * TOKENS as usize, "{name}: {tensor}");
                     // Each token's row goes to `top_k` experts.
-                    let router = heard.get(&tensor.replace("ffn_up_exps", "ffn_gate_inp"));
+                    let router = sums.get(&tensor.replace("ffn_up_exps", "ffn_gate_inp"));
                     let whole = model.spec.layers[layer.unwrap()].ffn.moe().unwrap().experts.weight_on
                         == tallow_core::RoutingWeightOn::Output;
                     if let Some(router) = router.filter(|_| tensor.contains("ffn_up_exps") && whole) {
@@ -127,14 +127,14 @@ fn every_matrix_is_heard() {
 fn matrices_of_files_are_heard_in_folders() {
     for name in ["gpt-oss", "quant/gpt-oss-mxfp4", "qwen3-next", "qwen3.5", "qwen3.5-moe", "mixtral"] {
         let model = open(&golden(name));
-        let (_, heard) = run(&model, None);
+        let (_, sums) = run(&model, None);
         let mut orders = 0;
         for made in sources(&model) {
             let is_matrix = ["attn_q.", "attn_qkv.", "attn_gate.", "ssm_out.", "_exps.weight", "ffn_up."]
                 .into_iter()
                 .any(|kind| made.name.contains(kind) && made.name.ends_with(".weight"));
             for part in made.parts.iter().filter(|_| is_matrix) {
-                assert!(heard.contains_key(part), "{name}: {part} of {} is not heard", made.name);
+                assert!(sums.contains_key(part), "{name}: {part} of {} was not observed", made.name);
             }
             orders += usize::from(made.columns.is_some());
         }
@@ -175,7 +175,7 @@ fn layers_with_adapters_are_heard() {
         let ((plain, without), (adapted, with)) = (run(&model, None), run(&model, Some(&adapter)));
         assert_ne!(plain, adapted, "{name}");
         assert!(without.keys().eq(with.keys()), "{name}: {without:?}, {with:?}");
-        let rows = |heard: &Heard| heard.values().flatten().map(|(rows, _)| rows).sum::<usize>();
+        let rows = |sums: &Sums| sums.values().flatten().map(|(rows, _)| rows).sum::<usize>();
         assert_eq!(rows(&without), rows(&with), "{name}");
         assert_ne!(without, with, "{name}: no input changed");
     }

@@ -119,7 +119,7 @@ impl<B: Backend> Worker for Engine<B> {
         match command {
             Command::Submit(submission) => self.submit(*submission),
             // The caller may be gone.
-            Command::LoadLora(adoption, reply) => drop(reply.send(self.load_lora(*adoption))),
+            Command::LoadLora(lora, reply) => drop(reply.send(self.load_lora(*lora))),
             Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(name))),
         }
     }
@@ -264,8 +264,8 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Loads a LoRA adapter.
-    fn load_lora(&mut self, adoption: LoadLora) -> Result<(), LoraError> {
-        let LoadLora { name, file, scale } = adoption;
+    fn load_lora(&mut self, lora: LoadLora) -> Result<(), LoraError> {
+        let LoadLora { name, file, scale } = lora;
         self.shared.check_name(&name)?;
         let (needs, room, used) =
             (file.bytes(), self.shared.info.adapter_room, self.runner.adapters().bytes());

@@ -334,8 +334,8 @@ impl EngineHandle {
     }
 
     /// Loads a LoRA adapter. Blocks until done; running steps are delayed too.
-    pub fn load_lora(&self, adoption: LoadLora) -> Result<(), LoraError> {
-        self.ask(|reply| Command::LoadLora(Box::new(adoption), reply))
+    pub fn load_lora(&self, lora: LoadLora) -> Result<(), LoraError> {
+        self.ask(|reply| Command::LoadLora(Box::new(lora), reply))
     }
 
     /// Unloads a LoRA adapter: no new request can use it, and it is freed once the requests that use it are done.

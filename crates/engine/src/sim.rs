@@ -63,7 +63,7 @@ impl Worker for SimEngine {
     fn take(&mut self, command: Command) {
         match command {
             Command::Submit(submission) => self.submit(*submission),
-            Command::LoadLora(adoption, reply) => drop(reply.send(self.load_lora(*adoption))),
+            Command::LoadLora(lora, reply) => drop(reply.send(self.load_lora(*lora))),
             Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(&name))),
         }
     }
@@ -108,8 +108,8 @@ impl SimEngine {
     }
 
     /// Lists a LoRA adapter; it has no effect on the answers.
-    fn load_lora(&mut self, adoption: LoadLora) -> Result<(), LoraError> {
-        let LoadLora { name, file, scale } = adoption;
+    fn load_lora(&mut self, lora: LoadLora) -> Result<(), LoraError> {
+        let LoadLora { name, file, scale } = lora;
         self.shared.check_name(&name)?;
         let mut all = self.shared.stats.adapters();
         let id = LoraId(all.iter().map(|a| a.lora.id.0 + 1).max().unwrap_or(0));

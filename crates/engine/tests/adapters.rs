@@ -13,20 +13,20 @@ use tallow_engine::scheduler::Unfit;
 use tallow_models::adapter::AdapterFile;
 use tallow_support::golden;
 
-fn adoption(name: &str, golden_name: &str) -> LoadLora {
+fn load(name: &str, golden_name: &str) -> LoadLora {
     let file = AdapterFile::open(&golden("adapters").join(golden_name)).unwrap();
     LoadLora { name: name.into(), file, scale: 1.0 }
 }
 
-fn worn(handle: &EngineHandle, name: &str) -> Option<LoraRef> {
+fn lora_ref(handle: &EngineHandle, name: &str) -> Option<LoraRef> {
     Some(handle.loras().iter().find(|a| a.name == name).unwrap().lora)
 }
 
 /// Engine with two LoRA adapters loaded.
 fn with_two(pages: usize) -> EngineHandle {
     let handle = start(pages);
-    handle.load_lora(adoption("one", "llama")).unwrap();
-    handle.load_lora(adoption("two", "llama-some/adapter.gguf")).unwrap();
+    handle.load_lora(load("one", "llama")).unwrap();
+    handle.load_lora(load("two", "llama-some/adapter.gguf")).unwrap();
     handle
 }
 
@@ -42,8 +42,8 @@ fn cached(got: &[Event]) -> usize {
 fn each_request_has_its_adapter_in_any_company() {
     let (prompt, plain) = greedy();
     let handle = with_two(64);
-    let half = worn(&handle, "one").map(|w| LoraRef { scale: 0.5, ..w });
-    let kinds = [None, worn(&handle, "one"), worn(&handle, "two"), half];
+    let half = lora_ref(&handle, "one").map(|w| LoraRef { scale: 0.5, ..w });
+    let kinds = [None, lora_ref(&handle, "one"), lora_ref(&handle, "two"), half];
     let sampling = Sampling { logprobs: Some(2), ..Sampling::greedy() };
     let ask = |i: usize| {
         let prompt: Vec<u32> = prompt.iter().map(|t| 3 + (t + i as u32 / 4) % 90).collect();
@@ -82,7 +82,7 @@ fn prefixes_are_shared_by_those_with_the_same_adapter_only() {
         let salt = salt.map(str::to_owned);
         events(&handle, Request { adapter, salt, ..request(&prompt, 8) })
     };
-    let (one, two) = (worn(&handle, "one"), worn(&handle, "two"));
+    let (one, two) = (lora_ref(&handle, "one"), lora_ref(&handle, "two"));
     let half = one.map(|w| LoraRef { scale: 0.5, ..w });
     let mut first = Vec::new();
     for (adapter, salt) in
@@ -96,8 +96,8 @@ fn prefixes_are_shared_by_those_with_the_same_adapter_only() {
     }
     // A new adapter under the same name must not hit the old one's prefix cache.
     handle.unload_lora("one").unwrap();
-    handle.load_lora(adoption("one", "llama-some")).unwrap();
-    let got = ask(worn(&handle, "one"), None);
+    handle.load_lora(load("one", "llama-some")).unwrap();
+    let got = ask(lora_ref(&handle, "one"), None);
     assert_eq!((cached(&got), tokens(&got)), (0, first[2].clone()));
     assert_ne!(first[1], first[2]);
     comes_to_rest(&handle);
@@ -107,7 +107,7 @@ fn prefixes_are_shared_by_those_with_the_same_adapter_only() {
 fn adapters_come_and_go_under_traffic() {
     let (prompt, _) = greedy();
     let handle = with_two(64);
-    let old = worn(&handle, "one");
+    let old = lora_ref(&handle, "one");
     let long = |adapter| Request { adapter, ignore_end: true, ..request(&prompt, 100) };
     let want = tokens(&events(&handle, long(old)));
     let mut under_way = handle.submit(long(old)).unwrap();
@@ -120,8 +120,8 @@ fn adapters_come_and_go_under_traffic() {
     // After unloading, no new request gets the adapter, its name can be reused, and running sequences keep it.
     let late = events(&handle, long(old));
     assert_eq!(late, [Event::Failed(Failure::Unfit(Unfit::NoAdapter))]);
-    handle.load_lora(adoption("one", "llama-some")).unwrap();
-    assert_ne!(worn(&handle, "one").unwrap().id, old.unwrap().id);
+    handle.load_lora(load("one", "llama-some")).unwrap();
+    assert_ne!(lora_ref(&handle, "one").unwrap().id, old.unwrap().id);
     first.extend(std::iter::from_fn(|| under_way.blocking_recv()));
     assert_eq!(tokens(&first), want);
     assert_eq!(events(&handle, long(old)), [Event::Failed(Failure::Unfit(Unfit::NoAdapter))]);
@@ -132,8 +132,8 @@ fn adapters_come_and_go_under_traffic() {
 fn an_adapter_that_is_freed_is_no_longer_in_use() {
     let (prompt, _) = greedy();
     let handle = start(64);
-    handle.load_lora(adoption("one", "llama")).unwrap();
-    let adapter = worn(&handle, "one");
+    handle.load_lora(load("one", "llama")).unwrap();
+    let adapter = lora_ref(&handle, "one");
     let mut under_way =
         handle.submit(Request { adapter, ignore_end: true, ..request(&prompt, 100) }).unwrap();
     while !matches!(under_way.blocking_recv(), Some(Event::Piece { .. })) {}
@@ -146,24 +146,24 @@ fn an_adapter_that_is_freed_is_no_longer_in_use() {
 fn what_does_not_fit_is_refused_and_harms_nobody() {
     let (prompt, want) = greedy();
     let handle = with_two(64);
-    assert_eq!(handle.load_lora(adoption("one", "llama")), Err(LoraError::Taken("one".into())));
-    assert_eq!(handle.load_lora(adoption("test", "llama")), Err(LoraError::Taken("test".into())));
+    assert_eq!(handle.load_lora(load("one", "llama")), Err(LoraError::Taken("one".into())));
+    assert_eq!(handle.load_lora(load("test", "llama")), Err(LoraError::Taken("test".into())));
     assert_eq!(handle.unload_lora("three"), Err(LoraError::Unknown("three".into())));
-    let other = handle.load_lora(adoption("three", "phi3")).unwrap_err().to_string();
+    let other = handle.load_lora(load("three", "phi3")).unwrap_err().to_string();
     assert!(other.contains("gate_up_proj") && other.contains("Llama"), "{other}");
-    let other = handle.load_lora(adoption("three", "qwen3")).unwrap_err().to_string();
+    let other = handle.load_lora(load("three", "qwen3")).unwrap_err().to_string();
     assert!(other.contains("lora_B") || other.contains("has shape"), "{other}");
     // The LoRA memory limit is one megabyte.
     let mut loaded = 0;
     let full = loop {
-        match handle.load_lora(adoption(&format!("more-{loaded}"), "llama")) {
+        match handle.load_lora(load(&format!("more-{loaded}"), "llama")) {
             Ok(()) => loaded += 1,
             Err(why) => break why,
         }
     };
     assert!(matches!(full, LoraError::Full { room: 1_048_576, .. }) && loaded > 1, "{loaded}: {full}");
     handle.unload_lora("more-0").unwrap();
-    handle.load_lora(adoption("again", "llama")).unwrap();
+    handle.load_lora(load("again", "llama")).unwrap();
     assert_eq!(tokens(&events(&handle, request(&prompt, want.len()))), want);
     comes_to_rest(&handle);
 }

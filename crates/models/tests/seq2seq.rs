@@ -30,9 +30,9 @@ fn gpu() -> Option<Wgpu> {
 }
 
 /// A `Seq2Seq` with cross-attention and self-attention caches for one or several sequences.
-struct Desk<'a, B: Backend> {
+struct Session<'a, B: Backend> {
     b: &'a B,
-    scribe: Seq2Seq<B>,
+    seq2seq: Seq2Seq<B>,
     own: Vec<LayerCache<B>>,
     given: Vec<LayerCache<B>>,
     read: Vec<usize>,
@@ -45,19 +45,19 @@ fn pages(i: usize) -> Vec<u32> {
     (0..ROOM as u32).map(|p| (i * ROOM) as u32 + p).collect()
 }
 
-impl<'a, B: Backend> Desk<'a, B> {
-    fn new(b: &'a B, model: &Seq2SeqModel) -> Desk<'a, B> {
-        let scribe =
+impl<'a, B: Backend> Session<'a, B> {
+    fn new(b: &'a B, model: &Seq2SeqModel) -> Session<'a, B> {
+        let seq2seq =
             Seq2Seq::load(b, model, &mut |_, _| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"));
         let layers = &model.spec.decoder.layers;
         let room = |layer| LayerCache::new(b, layer, DType::F32, [3 * ROOM, PAGE], 0).unwrap();
         let cache = || layers.iter().map(room).collect();
-        Desk { b, own: cache(), given: cache(), scribe, read: Vec::new(), fed: 0 }
+        Session { b, own: cache(), given: cache(), seq2seq, read: Vec::new(), fed: 0 }
     }
 
     /// Encodes texts or sounds, and returns the encoder's last hidden states.
     fn read(&mut self, texts: &[Vec<u32>], sounds: &[&[f32]]) -> Vec<f32> {
-        let (b, encoder) = (self.b, &self.scribe.encoder);
+        let (b, encoder) = (self.b, &self.seq2seq.encoder);
         let input = |tokens: &Vec<u32>| Input { tokens: tokens.clone(), types: vec![0; tokens.len()] };
         let inputs: Vec<Input> = texts.iter().map(input).collect();
         let there = match sounds {
@@ -72,7 +72,7 @@ impl<'a, B: Backend> Desk<'a, B> {
         let spans: Vec<Span> =
             self.read.iter().enumerate().map(|(i, n)| Span { rows: *n, start: 0, pages: pages(i) }).collect();
         let step = Step { tokens: vec![0; x.rows()], spans, page_len: PAGE, ..Step::default() };
-        self.scribe.decoder.project_kv(b, &x, &StepPlan::new(b, step).unwrap(), &self.given).unwrap();
+        self.seq2seq.decoder.project_kv(b, &x, &StepPlan::new(b, step).unwrap(), &self.given).unwrap();
         b.download(&x).unwrap()
     }
 
@@ -89,7 +89,7 @@ impl<'a, B: Backend> Desk<'a, B> {
             .map(|(i, t)| CrossSpan { rows: t.len(), read: self.read[*i], pages: pages(*i) })
             .collect();
         let look = StepPlan::new(b, looking(&looks, PAGE)).unwrap();
-        let logits = self.scribe.write(b, &plan, &self.own, (&look, &self.given)).unwrap();
+        let logits = self.seq2seq.write(b, &plan, &self.own, (&look, &self.given)).unwrap();
         self.fed += of[0].1.len();
         b.download(&logits).unwrap()
     }
@@ -123,18 +123,18 @@ impl Case {
         }
     }
 
-    fn take_in<B: Backend>(&self, desk: &mut Desk<'_, B>, times: usize) -> Vec<f32> {
+    fn take_in<B: Backend>(&self, session: &mut Session<'_, B>, times: usize) -> Vec<f32> {
         let (texts, sound) = self.input();
         let sounds = if sound.is_empty() { vec![] } else { vec![&sound[..]; times] };
         let texts: Vec<Vec<u32>> = texts.into_iter().flat_map(|t| vec![t; times]).collect();
-        desk.read(&texts, &sounds)
+        session.read(&texts, &sounds)
     }
 
     /// Largest deviation of hidden states and logits from the reference.
     fn distance<B: Backend>(&self, b: &B, model: &Seq2SeqModel) -> (f32, f32) {
-        let mut desk = Desk::new(b, model);
-        let hidden = self.take_in(&mut desk, 1);
-        let logits = desk.write(&[(0, &self.tensors["decoder_input_ids"].ids())]);
+        let mut session = Session::new(b, model);
+        let hidden = self.take_in(&mut session, 1);
+        let logits = session.write(&[(0, &self.tensors["decoder_input_ids"].ids())]);
         let far = |x: &[f32], name: &str| distance(x, &self.tensors[name].f32());
         (far(&hidden, "encoder_last_hidden"), far(&logits, "logits"))
     }
@@ -218,12 +218,12 @@ fn greedy_tokens_are_the_reference_s() {
         let list = case.facts["greedy"][of].as_array().unwrap();
         list.iter().map(|t| t.as_u64().unwrap() as u32).collect()
     };
-    let mut desk = Desk::new(&b, &open(&golden("whisper")));
-    case.take_in(&mut desk, 1);
+    let mut session = Session::new(&b, &open(&golden("whisper")));
+    case.take_in(&mut session, 1);
     let mut next = list("start");
     for want in list("tokens") {
-        let logits = desk.write(&[(0, &next)]);
-        let last = &logits[logits.len() - desk.scribe.decoder.spec().vocab..];
+        let logits = session.write(&[(0, &next)]);
+        let last = &logits[logits.len() - session.seq2seq.decoder.spec().vocab..];
         let best = (0..last.len()).max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap() as u32;
         assert_eq!(best, want);
         next = vec![best];
@@ -236,14 +236,14 @@ fn company_and_cuts_change_no_bit() {
     for name in CASES {
         let (case, model) = (Case::read(name), open(&golden(name)));
         let ids = case.tensors["decoder_input_ids"].ids();
-        let mut alone = Desk::new(&b, &model);
+        let mut alone = Session::new(&b, &model);
         case.take_in(&mut alone, 1);
         let whole = alone.write(&[(0, &ids)]);
-        let mut three = Desk::new(&b, &model);
+        let mut three = Session::new(&b, &model);
         case.take_in(&mut three, 3);
         let all = three.write(&[(2, &ids), (0, &ids), (1, &ids)]);
         assert!(all.chunks(whole.len()).all(|x| x == whole), "{name}");
-        let mut cut = Desk::new(&b, &model);
+        let mut cut = Session::new(&b, &model);
         case.take_in(&mut cut, 1);
         let parts: Vec<f32> = ids.chunks(1).flat_map(|id| cut.write(&[(0, id)])).collect();
         assert_eq!(parts, whole, "{name}");
@@ -255,10 +255,10 @@ fn a_text_shorter_than_what_is_written_of_it_is_looked_at_whole() {
     let (b, case) = (cpu(), Case::read("t5"));
     let model = open(&golden("t5"));
     let ids = case.tensors["decoder_input_ids"].ids();
-    let mut desk = Desk::new(&b, &model);
-    desk.read(&[vec![5, 1]], &[]);
-    let whole = desk.write(&[(0, &ids)]);
-    let mut cut = Desk::new(&b, &model);
+    let mut session = Session::new(&b, &model);
+    session.read(&[vec![5, 1]], &[]);
+    let whole = session.write(&[(0, &ids)]);
+    let mut cut = Session::new(&b, &model);
     cut.read(&[vec![5, 1]], &[]);
     let parts: Vec<f32> = ids.chunks(1).flat_map(|id| cut.write(&[(0, id)])).collect();
     assert_eq!(parts, whole);

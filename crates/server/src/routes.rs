@@ -140,11 +140,11 @@ mod tests {
         /v1/chat/completions: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
         /v1/completions: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
 
-        /classify: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
-        /v1/chat/completions: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
-        /v1/completions: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
-        /v1/embeddings: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
-        /v1/rerank: the model of this server hears; it has /v1/audio/transcriptions and /v1/audio/translations
+        /classify: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/chat/completions: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/completions: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/embeddings: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/rerank: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
         "#);
     }
 

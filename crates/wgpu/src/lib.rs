@@ -17,4 +17,4 @@ mod weights;
 
 pub use backend::{Buf, Wgpu};
 pub use gpu::{Api, Counts, Device, Found, devices};
-pub use probe::Yardstick;
+pub use probe::SpeedProbe;

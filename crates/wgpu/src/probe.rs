@@ -15,19 +15,19 @@ const GROUPS: u32 = 2048;
 
 /// Device memory for the measurements.
 #[derive(Debug)]
-pub struct Yardstick {
+pub struct SpeedProbe {
     memory: Block,
     out: Block,
     bytes: u64,
 }
 
-impl Yardstick {
+impl SpeedProbe {
     /// Allocates about `bytes` bytes of device memory, at most one block, freed on drop.
-    pub fn new(b: &Wgpu, bytes: usize) -> Result<Yardstick> {
+    pub fn new(b: &Wgpu, bytes: usize) -> Result<SpeedProbe> {
         let bytes = (bytes as u64).min(b.gpu.most()) / 16 * 16;
         let (memory, out) = (b.gpu.alloc(bytes)?, b.gpu.alloc(4)?);
         b.gpu.clear(&memory);
-        Ok(Yardstick { memory, out, bytes })
+        Ok(SpeedProbe { memory, out, bytes })
     }
 
     /// Memory read bandwidth of kernels, in bytes per second.

@@ -75,7 +75,7 @@ pub(crate) fn answer(
     prompt: &str,
     sources: &Sources,
 ) -> Result<(), Failed> {
-    if model.hears() {
+    if model.takes_audio() {
         return Err(Failed::new("the model takes audio, not text: use `tallow transcribe`"));
     }
     if args.system.is_some() {

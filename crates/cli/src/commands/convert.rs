@@ -87,7 +87,7 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
             format!("{}, an encoder", model.family.name),
             "`tallow embed`, `tallow rerank`, `tallow classify` or `tallow serve`",
         ),
-        AnyModel::Seq2Seq(model) if model.hears() => {
+        AnyModel::Seq2Seq(model) if model.takes_audio() => {
             (format!("{}, a speech model", model.family.name), "`tallow transcribe` or `tallow serve`")
         }
         AnyModel::Seq2Seq(model) => {

@@ -159,7 +159,7 @@ fn start_seq2seq(
     args: &Serve,
     sources: &Sources,
 ) -> Result<(seq2seq::Running, ServedSpeech), Failed> {
-    if !model.hears() {
+    if !model.takes_audio() {
         return Err(Failed::new(
             "the model reads all of a text before it writes, which is not served: use `tallow run`",
         ));

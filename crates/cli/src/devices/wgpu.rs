@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::fmt;
 
-use tallow_wgpu::{Found, Wgpu, Yardstick};
+use tallow_wgpu::{Found, SpeedProbe, Wgpu};
 
 use super::{CpuOptions, DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits, Unusable};
 use crate::Failed;
@@ -114,15 +114,15 @@ impl Hardware for Gpu {
 }
 
 impl MeasuredBackend for Wgpu {
-    type Probe = Yardstick;
+    type Probe = SpeedProbe;
 
-    fn probe(&self) -> Result<Yardstick, Failed> {
+    fn probe(&self) -> Result<SpeedProbe, Failed> {
         // A software renderer only has the CPU's caches.
         let bytes = if self.about().is_software { PROBE_BYTES / 4 } else { PROBE_BYTES };
-        Ok(Yardstick::new(self, bytes)?)
+        Ok(SpeedProbe::new(self, bytes)?)
     }
 
-    fn speeds(&self, probe: &Yardstick, _: bool) -> Result<Speeds, Failed> {
+    fn speeds(&self, probe: &SpeedProbe, _: bool) -> Result<Speeds, Failed> {
         Ok(Speeds { read: probe.read_speed(self)?, flops: probe.multiply_speed(self)? })
     }
 

@@ -53,6 +53,6 @@ pub fn find_seq2seq(c: &Config<'_>) -> Result<&'static Seq2SeqFamily> {
 /// Error for decoder-only text generation with an encoder-decoder checkpoint.
 pub(super) fn has_an_encoder(c: &Config<'_>) -> FileError {
     let what = format!("text generation with the architecture {:?}", c.arch());
-    let why = "it has an encoder: `tallow run` takes one prompt at a time for it if it reads text, `tallow transcribe` if it hears";
+    let why = "it has an encoder: `tallow run` takes one prompt at a time for it if it reads text, `tallow transcribe` if it takes audio";
     FileError::unsupported(&c.checkpoint().path, what, why)
 }

@@ -63,7 +63,7 @@ impl Seq2SeqModel {
     }
 
     /// Whether it takes audio; otherwise it takes tokens.
-    pub fn hears(&self) -> bool {
+    pub fn takes_audio(&self) -> bool {
         self.spec.encoder.audio.is_some()
     }
 

@@ -138,7 +138,7 @@ impl Kind for ServedEncoder {
 }
 
 impl Kind for ServedSpeech {
-    const INSTEAD: &'static str = "hears";
+    const INSTEAD: &'static str = "transcribes speech";
 
     fn handler(endpoint: &Endpoint) -> Option<Handler<ServedSpeech>> {
         endpoint.speech

@@ -17,7 +17,7 @@ use tallow_core::{
 use super::translate;
 use crate::gpu::Found;
 use crate::shaders::FILES;
-use crate::{Wgpu, Yardstick};
+use crate::{SpeedProbe, Wgpu};
 
 /// Names of files.
 type Files = BTreeSet<&'static str>;
@@ -274,8 +274,8 @@ fn rows_and_elements() -> Files {
             Routing { top_k: 4, scores: Scores::Sigmoid, bias, groups, norm_weights: true, scale: 1.0 };
         b.run(Route { logits: &x, routing: &routing }).unwrap();
     }
-    let yardstick = Yardstick::new(&b, 1 << 10).unwrap();
-    yardstick.read_speed(&b).unwrap();
-    yardstick.multiply_speed(&b).unwrap();
+    let probe = SpeedProbe::new(&b, 1 << 10).unwrap();
+    probe.read_speed(&b).unwrap();
+    probe.multiply_speed(&b).unwrap();
     files(&b)
 }

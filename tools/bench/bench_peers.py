@@ -33,6 +33,7 @@ import os
 import pathlib
 import platform
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -366,6 +367,8 @@ def show(options: argparse.Namespace) -> int:
 
 def main(args: list[str]) -> int:
     options = arguments(args)
+    # As on Ctrl-C: a server that is measured must not outlive this program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return show(options)
     except (Failed, OSError, ValueError, subprocess.CalledProcessError) as e:

@@ -71,7 +71,7 @@ impl LoadedModel {
         self.after_text_codec(handle)
     }
 
-    /// What works on that device, but slower than users may expect.
+    /// Warnings about what runs on that device, but slower than users may expect.
     fn slow(&self, device: &Device) -> Vec<String> {
         let (layers, traits) = (&self.model.spec.layers, device.info().traits());
         let mut slow = Vec::new();

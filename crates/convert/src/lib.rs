@@ -195,7 +195,7 @@ pub struct Made {
     pub parts: Vec<String>,
     /// Source column of each column, if they are permuted.
     pub columns: Option<Vec<usize>>,
-    /// Which of the sources' observed matrices are its own, if not all (see [`TensorId`](tallow_core::TensorId)).
+    /// Range of the sources' observed matrices that are its own, if not all (see [`TensorId`](tallow_core::TensorId)).
     pub matrices: Option<Range<usize>>,
 }
 

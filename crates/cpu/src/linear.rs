@@ -134,7 +134,7 @@ pub(crate) struct Product<'a> {
     pub quantized: Option<QuantizedView<'a>>,
 }
 
-/// What is added to the sums of a layer before its epilogue: LoRA deltas.
+/// A term added to the sums of a linear layer before its epilogue: LoRA deltas.
 pub(crate) trait AddToSums: Sync {
     /// Prefetches what is read for a pair of panels.
     fn prefetch(&self, pair: usize);

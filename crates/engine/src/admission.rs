@@ -63,7 +63,7 @@ impl Admission {
     }
 }
 
-/// Where the end of a request is reported.
+/// Receiver of the end of a request.
 pub trait Reply {
     /// Result of a request that succeeded.
     type Done;

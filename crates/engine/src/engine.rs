@@ -300,6 +300,7 @@ impl<B: Backend> Engine<B> {
     fn evict_loras(&mut self) {
         let requests = &self.requests;
         self.runner.adapters_mut().evict(|id| requests.values().any(|r| r.adapter == Some(id)));
+        self.publish_lora_use();
     }
 
     /// Drops requests whose client is gone.
@@ -405,6 +406,13 @@ impl<B: Backend> Engine<B> {
         stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
         stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);
         stats.preemptions.store(counts.preemptions, Ordering::Relaxed);
+        if !self.runner.adapters().is_empty() {
+            self.publish_lora_use();
+        }
+    }
+
+    /// Publishes which adapters running and waiting requests use.
+    fn publish_lora_use(&self) {
         let in_use = self.requests.values().filter_map(|r| Some((r.adapter?, r.started.is_some())));
         self.shared.use_lora(in_use);
     }

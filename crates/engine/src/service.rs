@@ -351,7 +351,7 @@ pub(crate) fn catch<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 
 /// Items computed in one step.
 pub(crate) trait Batch: Sized {
-    /// What the items are called in the log.
+    /// Name of the items in the log.
     const ITEMS: &'static str;
     /// Number of items.
     fn items(&self) -> usize;
@@ -363,7 +363,7 @@ pub(crate) trait Batch: Sized {
 
 /// A worker whose steps compute batches.
 pub(crate) trait BatchWorker {
-    /// What a step computes.
+    /// The items of a step.
     type Batch: Batch;
     /// Result of an item.
     type Output;

@@ -16,7 +16,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
     ("server", &["engine", "media", "models", "text"]),
     ("hub", &[]),
 ];
-/// What a backend may depend on.
+/// Our crates that a backend may depend on.
 const BACKEND: &[&str] = &["core", "quant"];
 const TOP: &str = "cli";
 

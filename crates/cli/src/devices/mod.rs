@@ -35,7 +35,7 @@ macro_rules! accelerators {
         pub(crate) const CRATES: &[&str] = &["tallow_cpu", $(concat!("tallow_", stringify!($module))),*];
 
         impl Device {
-            /// What is known of the device before it is opened.
+            /// Its properties, known before it is opened.
             pub(crate) fn info(&self) -> &dyn DeviceInfo {
                 match &self.0 {
                     Kind::Cpu(device) => device,
@@ -113,7 +113,7 @@ pub(crate) struct Unusable {
     surprising: bool,
 }
 
-/// What is known of a device before it is opened. Its `Display` is its name in messages.
+/// Properties of a device that are known before it is opened. Its `Display` is its name in messages.
 pub(crate) trait DeviceInfo: fmt::Display {
     /// Memory of the device; `None` if unknown.
     fn memory(&self) -> Option<Memory>;
@@ -121,11 +121,11 @@ pub(crate) trait DeviceInfo: fmt::Display {
     /// Properties for display.
     fn facts(&self) -> Vec<(&'static str, String)>;
 
-    /// How models run on it.
+    /// Properties that matter to how models run on it.
     fn traits(&self) -> Traits;
 }
 
-/// How models run on a device.
+/// Properties of a device that matter to how models run on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Traits {
     /// Hardware other than the CPU, and no software renderer.

@@ -50,7 +50,7 @@ impl Sums {
     pub(crate) const ZERO: Sums = Sums([[0.0; ROWS]; 2]);
 }
 
-/// How products of a `PackedKind` with integer scales are summed.
+/// Summation of the products of a `PackedKind` with integer scales.
 struct Kind<F>(PhantomData<F>);
 
 impl<F: HasPackedKind> IntKind for Kind<F> {

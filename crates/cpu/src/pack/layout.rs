@@ -9,7 +9,7 @@ use tallow_quant::{
 use super::packed_kind::PackedKind;
 use super::panel::{CHUNK, LINE, PAIR, PanelShape, ROWS};
 
-/// How blocks of a format are packed into chunks.
+/// Layout of the chunks that blocks of a format are packed into.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLayout {
     pub kind: PackedKind,

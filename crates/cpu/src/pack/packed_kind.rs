@@ -33,7 +33,7 @@ pub(crate) enum PackedKind {
 }
 
 impl PackedKind {
-    /// How codes and scales lie.
+    /// Layout of codes and scales.
     pub(crate) const fn shape(self) -> PanelShape {
         let (bits, looked_up, run, scales) = match self {
             PackedKind::F32 => (32, false, 32, Scales::Plain),

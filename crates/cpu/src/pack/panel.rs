@@ -39,7 +39,7 @@ pub(crate) enum Scales {
     Exponents,
 }
 
-/// How codes and scales lie in a chunk.
+/// Layout of codes and scales in a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PanelShape {
     /// Bits of a code.

@@ -79,7 +79,7 @@ pub struct ExpertsSpec {
     pub router_bias: Bias,
     /// How logits become scores.
     pub scores: Scores,
-    /// What a token's expert weight multiplies: the expert's output or its input.
+    /// Whether a token's routing weight multiplies the expert's output or its input.
     pub weight_on: RoutingWeightOn,
     /// Whether a bias takes part in the selection only, not in the expert weights (`e_score_correction_bias`, DeepSeek
     /// V3).

@@ -72,7 +72,7 @@ pub(crate) struct Endpoint {
     pub(crate) method: Method,
     /// Path of its route; `{*id}` stands for any rest.
     pub(crate) path: &'static str,
-    /// What it answers with.
+    /// Description of its answer.
     pub(crate) what: &'static str,
     generator: Option<Handler<Served>>,
     encoder: Option<Handler<ServedEncoder>>,
@@ -95,7 +95,7 @@ pub(crate) enum Method {
     Post,
 }
 
-/// Who may send requests to an endpoint, where API keys are configured.
+/// Callers that an endpoint answers, where API keys are configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
     /// Callers that have a key.
@@ -111,7 +111,7 @@ pub(crate) type Handler<M> = fn(MethodFilter) -> MethodRouter<Arc<Server<M>>>;
 
 /// A kind of model, which has endpoints of its own.
 pub(crate) trait Kind: Model + Sized {
-    /// What it does instead of what models of other kinds do.
+    /// Completes "the model of this server …", where a request asks for what another kind of model does.
     const INSTEAD: &'static str;
     /// The word before the last of its tasks: `or` where each model has only one of them.
     const CONJUNCTION: &'static str = "and";

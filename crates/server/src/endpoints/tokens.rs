@@ -53,7 +53,7 @@ struct Text {
     prompt: String,
 }
 
-/// What is made of a body is many times larger, so that its limit depends on the context.
+/// Tokens of a body take many times its bytes, so its limit depends on the context.
 fn bounds(server: &Server) -> Bounds {
     let context = server.model.handle.info().context;
     let body = context.saturating_mul(BYTES_OF_TOKEN).clamp(MAX_BYTES, 8 * MAX_BYTES);

@@ -54,7 +54,7 @@ impl Wgpu {
     }
 }
 
-/// Which rows to dequantize.
+/// Rows to dequantize.
 enum Which<'a> {
     /// Rows by index.
     Ids(&'a Tensor<Wgpu>),

@@ -25,7 +25,7 @@ const TILE: usize = 64;
 pub(crate) struct Part<'a> {
     pub stored: Stored,
     pub block: &'a Block,
-    /// Where the part begins, and the stride of its rows or groups of rows: see `shaders/weights.wgsl`.
+    /// Offset of the part, and the stride of its rows or groups of rows: see `shaders/weights.wgsl`.
     pub base: usize,
     pub step: usize,
     /// Outputs: rows of the weight.

@@ -34,5 +34,5 @@ fn activate(x: f32) -> f32 {
   }
 }
 
-// What a gated activation (GLU) multiplies with: activate(gate) * up_factor(up).
+// Factor of a gated activation (GLU): activate(gate) * up_factor(up).
 fn up_factor(x: f32) -> f32 { return select(x, clamp(x, -LIMIT, LIMIT) + 1.0, ACT == CLAMPED); }

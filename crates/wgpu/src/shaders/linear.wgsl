@@ -1,4 +1,4 @@
-// What the kernels of linear layers share: reading x and the weights of up to three parts.
+// Shared by the kernels of linear layers: reading x and the weights of up to three parts.
 #include "weights.wgsl"
 
 // Inputs k to k + 3 of a row. Rows past the end read the last row, and are not stored.

@@ -14,7 +14,7 @@ var<workgroup> taken: array<u32, 32>;
 
 const OPEN = 0xffffffffu;
 
-// What an expert is chosen by.
+// Score that experts are selected by.
 fn choice_score(c: u32) -> f32 {
 #if BIAS
   return scores[c] + bias[p.bias_at + c];

@@ -7,5 +7,5 @@ fn strand_of(id: u32) -> Strand {
   return Strand(id % 32u, index, 4u * (index * p.segments / 8u), 4u * ((index + 1u) * p.segments / 8u));
 }
 
-// Where row `row` of a strand's sums lies.
+// Index of row `row` in a strand's sums.
 fn sum_at(row: u32, strand: u32, lane: u32) -> u32 { return (row * 8u + strand) * 32u + lane; }

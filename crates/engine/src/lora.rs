@@ -109,6 +109,11 @@ impl<B: Backend> Adapters<B> {
         }
     }
 
+    /// Whether none is loaded.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// Bytes of all adapters.
     pub(crate) fn bytes(&self) -> usize {
         self.all.values().map(|adapter| adapter.bytes()).sum()

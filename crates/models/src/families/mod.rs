@@ -37,6 +37,7 @@ families! {
     granite,
     llama,
     llama4,
+    minimax_m2,
     mistral,
     mixtral,
     modernbert,

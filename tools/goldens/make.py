@@ -121,6 +121,7 @@ CASES = {
     # As in all of the family that people use: scaled, and sharpened by as much as queries and keys get longer.
     "deepseek-v2-sharp": ("deepseek_v2", dict(rms_norm_eps=None, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, rope_scaling=dict(**YARN, factor=40.0, mscale=0.707, mscale_all_dim=0.707)), dict(sharp=dict(rope_scaling=dict(**YARN, factor=4.0, mscale=0.707, mscale_all_dim=0.707)))),
     "minimax-m2": ("minimax_m2", dict(intermediate_size=20, num_local_experts=6, num_experts_per_tok=3, head_dim=12, rotary_dim=8, scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, qk_norm_type="per_layer", rope_theta=5000.0), dict(part=dict(rotary_dim=12), topk=dict(num_experts_per_tok=2), theta=dict(rope_theta=50.0))),
+    "glm4-moe-lite": ("glm4_moe_lite", dict(num_hidden_layers=3, num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=12, moe_intermediate_size=16, n_routed_experts=8, num_experts_per_tok=3, first_k_dense_replace=2, mlp_layer_types=["dense", "dense", "sparse"], topk_method="noaux_tc", rms_norm_eps=None), dict(scale=dict(routed_scaling_factor=1.0), norm=dict(norm_topk_prob=False), pairs=dict(rope_interleave=False))),
 }
 
 

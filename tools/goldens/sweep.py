@@ -39,6 +39,7 @@ MAY = {
     "glm": dict(attention_bias=BOTH, partial_rotary_factor=[0.5, 1.0]),
     "glm4": dict(attention_bias=BOTH, partial_rotary_factor=[0.5, 1.0]),
     "glm4_moe": dict(norm_topk_prob=BOTH, routed_scaling_factor=[1.0, 1.5], use_qk_norm=BOTH, attention_bias=BOTH, partial_rotary_factor=[0.5, 1.0]),
+    "glm4_moe_lite": dict(norm_topk_prob=BOTH, attention_bias=BOTH, rope_interleave=BOTH, routed_scaling_factor=[1.0, 1.7]),
     "gpt2": dict(scale_attn_by_inverse_layer_idx=BOTH, scale_attn_weights=BOTH, activation_function=ACTS),
     "gpt_neox": dict(use_parallel_residual=BOTH, attention_bias=BOTH, rotary_pct=PARTS, hidden_act=ACTS),
     "gpt_oss": dict(attention_bias=BOTH),
@@ -46,6 +47,7 @@ MAY = {
     "granitemoe": dict(embedding_multiplier=[6.0], attention_multiplier=[0.2], residual_multiplier=[0.3], logits_scaling=[5.0], attention_bias=BOTH, num_local_experts=[3, 5], num_experts_per_tok=[1, 2]),
     "llama": dict(BIASES, hidden_act=ACTS),
     "llama4_text": dict(use_qk_norm=BOTH, interleave_moe_layer_step=[1, 2], attn_temperature_tuning=BOTH, floor_scale=[4, 8], attn_scale=[0.3], attention_bias=BOTH, no_rope_layer_interval=[2, 3], num_experts_per_tok=[1, 2]),
+    "minimax_m2": dict(rotary_dim=[2, 6], partial_rotary_factor=PARTS, hidden_act=ACTS, num_local_experts=[3, 5], num_experts_per_tok=[1, 2]),
     "ministral": dict(hidden_act=ACTS),
     "ministral3": dict(sliding_window=[None, 7]),
     "mistral": dict(hidden_act=ACTS, sliding_window=[None, 1, 4, 9]),
@@ -73,7 +75,7 @@ MAY = {
 TYPES = {kind: "sliding_attention" for kind in ("cohere2", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "ministral", "mistral", "olmo3", "qwen2", "qwen3")}
 TYPES |= {kind: "linear_attention" for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")}
 # What never has heads of another size than follows from the others.
-SHARED = ("cohere", "deepseek_v2", "deepseek_v3", "gpt2", "gpt_neox", "granite", "granitemoe", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "stablelm", "starcoder2")
+SHARED = ("cohere", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gpt2", "gpt_neox", "granite", "granitemoe", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "stablelm", "starcoder2")
 # What turns in a way of its own, or not at all. OLMo 3's base is read in two ways by two versions of the library.
 OWN_ROPE = ("gemma4_text", "gpt2", "ministral3", "olmo3", "phi3", "phimoe", "qwen3_5_text", "qwen3_5_moe_text")
 EXPERTS = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20)
@@ -88,8 +90,10 @@ MUST = {
     "gemma3_text": dict(sliding_window=5),
     "gemma4_text": dict(sliding_window=5, global_head_dim=16, hidden_size_per_layer_input=0),
     "glm4_moe": dict(moe_intermediate_size=20, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=1),
+    "glm4_moe_lite": LATENT,
     "gpt_oss": dict(num_local_experts=6, num_experts_per_tok=2, sliding_window=5, rope_scaling=dict(**YARN, factor=4.0, truncate=False)),
     "llama4_text": dict(intermediate_size_mlp=40, num_local_experts=3, attention_chunk_size=6),
+    "minimax_m2": dict(num_local_experts=4, num_experts_per_tok=2),
     "ministral": dict(sliding_window=5),
     "ministral3": dict(rope_parameters=dict(**YARN, rope_type="yarn", rope_theta=1000.0, factor=8.0, mscale=1.0, mscale_all_dim=0.7, llama_4_scaling_beta=0.3)),
     "phimoe": dict(num_local_experts=4, num_experts_per_tok=2),
@@ -128,7 +132,7 @@ def draw(r: random.Random, kind: str) -> dict:
     )
     if kind not in SHARED:
         settings |= dict(hidden_size=heads * r.choice([6, 8, 12]), head_dim=head)
-    if kind.startswith("deepseek"):
+    if MUST.get(kind, {}).get("kv_lora_rank"):
         # Heads share no keys but have a part in common, which turns.
         settings |= dict(num_key_value_heads=heads, qk_rope_head_dim=8, q_lora_rank=r.choice([None, 20]))
     if kind not in OWN_ROPE:

@@ -136,10 +136,10 @@ fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
     let mut cases = Vec::new();
     for group in ["", "quant", "more", "encoders", "seq2seq"] {
         for case in cases_of(goldens, &goldens.join(group))? {
+            let bare = case.name.rsplit('/').next().unwrap_or_default();
             for path in entries(&goldens.join("gguf-models"))? {
                 let file = name(Path::new(path.file_name().unwrap_or_default()));
-                let rest =
-                    file.strip_prefix(&format!("{}-", case.name)).and_then(|rest| rest.strip_suffix(".gguf"));
+                let rest = file.strip_prefix(&format!("{bare}-")).and_then(|rest| rest.strip_suffix(".gguf"));
                 if let Some(dtype) = rest.filter(|rest| ["bf16", "f16", "f32"].contains(rest)) {
                     let stored = format!("{} GGUF", dtype.to_uppercase());
                     cases.push(Case { stored, model: path, ..case.clone() });

@@ -245,18 +245,21 @@ fn gguf_twins_on_a_gpu() {
 
 fn gguf_twins_on<B: Backend>(b: &B, slack: f32) {
     let mut seen = 0;
-    for name in DECODERS {
-        let kinds = ["bf16", "f32"].map(|k| golden("gguf-models").join(format!("{name}-{k}.gguf")));
+    for name in DECODERS.into_iter().map(str::to_owned).chain(more()) {
+        let file = name.trim_start_matches("more/");
+        let kinds = ["bf16", "f32"].map(|k| golden("gguf-models").join(format!("{file}-{k}.gguf")));
         for path in kinds.iter().filter(|p| p.exists()) {
-            let (case, model) = (Case::read(name), open(path));
+            let (case, model) = (Case::read(&name), open(path));
             let far = case.distance(b, &model);
             println!("{name:<18} gguf         {far:.2e} of {:.0e}", case.tolerance());
             assert!(far <= slack * case.tolerance(), "{}: off by {far}", path.display());
-            case.check_greedy(b, &model);
+            if case.facts["greedy"].is_object() {
+                case.check_greedy(b, &model);
+            }
             seen += 1;
         }
     }
-    assert_eq!(seen, 32);
+    assert!(seen >= 34, "{seen}");
 }
 
 /// One changed setting moves the logits as far as it moves the reference's, which shows that the tests above can fail.

@@ -46,11 +46,34 @@ const SCORES: Key = key("scoring_func", "");
 const GGUF_SCORES: Key = key("", "expert_gating_func");
 const NEIGHBOURS: Key = key("rope_interleave", "");
 
+/// Sizes of MLA and MoE where keys are missing.
+pub(super) struct Sizes {
+    pub kv_lora_rank: usize,
+    pub q_lora_rank: usize,
+    pub qk_nope_dim: usize,
+    pub qk_rope_dim: usize,
+    pub v_dim: usize,
+    /// FFN width of an expert.
+    pub expert_width: usize,
+    /// Leading layers without experts.
+    pub dense: usize,
+}
+
+const V2_SIZES: Sizes = Sizes {
+    kv_lora_rank: 512,
+    q_lora_rank: 1536,
+    qk_nope_dim: 128,
+    qk_rope_dim: 64,
+    v_dim: 128,
+    expert_width: 1407,
+    dense: 0,
+};
+
 /// Settings common to V2 and V3. `experts` makes the MoE settings from the expert FFN width.
 fn base(
     c: &Config<'_>,
     defaults: &common::Defaults,
-    (width, dense): (usize, usize),
+    sizes: &Sizes,
     experts: impl FnOnce(usize) -> Result<ExpertsSpec>,
 ) -> Result<DecoderSpec> {
     common::off(c, "mlp_bias")?;
@@ -64,7 +87,7 @@ fn base(
         return Err(c.unsupported(EVERY, every, "1 is"));
     }
     let q = common::sane(c, defaults.heads, c.count(defaults.heads)?)?;
-    let mla = mla(c, q)?;
+    let mla = mla(c, q, sizes)?;
     if let Some(kv) = c.find_count(common::KV_HEADS)?.filter(|kv| *kv != q && !c.is_gguf()) {
         return Err(c.unsupported(
             common::KV_HEADS,
@@ -80,9 +103,9 @@ fn base(
             yarn.attention = 1.0;
         }
     }
-    let width = common::expert_width(c, width)?;
+    let width = common::expert_width(c, sizes.expert_width)?;
     let experts = experts(width)?;
-    let dense = c.find_count(routed::DENSE)?.unwrap_or(dense);
+    let dense = c.find_count(routed::DENSE)?.unwrap_or(sizes.dense);
     let bias = common::bias(c, "attention_bias", false)?;
     let scale = rope::sharpness(c)? / ((mla.qk_nope_dim + mla.qk_rope_dim) as f64).sqrt();
     let eps = if c.is_gguf() { spec.norm.eps } else { mla.eps };
@@ -93,20 +116,20 @@ fn base(
 }
 
 /// MLA without biases, and with scores as they are.
-fn mla(c: &Config<'_>, q_heads: usize) -> Result<MlaSpec> {
+fn mla(c: &Config<'_>, q_heads: usize, sizes: &Sizes) -> Result<MlaSpec> {
     let count = |key: Key, default: usize| match c.is_gguf() {
         true => common::sane(c, key, c.count(key)?),
         false => common::sane(c, key, c.find_count(key)?.unwrap_or(default)),
     };
-    let (kv_lora_rank, qk_rope_dim, v_dim) =
-        (count(KV_LORA_RANK, 512)?, count(QK_ROPE_DIM, 64)?, count(V_DIM, 128)?);
+    let kv_lora_rank = count(KV_LORA_RANK, sizes.kv_lora_rank)?;
+    let (qk_rope_dim, v_dim) = (count(QK_ROPE_DIM, sizes.qk_rope_dim)?, count(V_DIM, sizes.v_dim)?);
     let q_lora_rank = match c.find_count(Q_LORA_RANK)? {
-        None if !c.is_gguf() && c.leaves_out(Q_LORA_RANK) => Some(1536),
+        None if !c.is_gguf() && c.leaves_out(Q_LORA_RANK) => Some(sizes.q_lora_rank),
         q_rank => q_rank.map(|n| common::sane(c, Q_LORA_RANK, n)).transpose()?,
     };
     let plain = match c.is_gguf() {
         true => count(GGUF_QK_DIM, 0)?.checked_sub(qk_rope_dim).filter(|n| *n > 0),
-        false => Some(count(QK_NOPE_DIM, 128)?),
+        false => Some(count(QK_NOPE_DIM, sizes.qk_nope_dim)?),
     };
     let qk_nope_dim = plain
         .ok_or_else(|| c.bad(GGUF_QK_DIM, format_args!("leaves nothing beside {qk_rope_dim} that turn")))?;
@@ -134,6 +157,8 @@ fn mla(c: &Config<'_>, q_heads: usize) -> Result<MlaSpec> {
 fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
     // GGUF metadata has no version but the scoring function: 1 is softmax (V2), 2 is sigmoid (V3).
     match c.find_count(GGUF_SCORES)?.filter(|_| c.is_gguf()) {
+        // Files of GLM 4.7 Flash lack it. V2 has no bias for expert selection.
+        None if c.is_gguf() && selects_by_bias(c)? => return v3(c),
         None | Some(1) => {}
         Some(2) => return v3(c),
         Some(other) => return Err(c.unsupported(GGUF_SCORES, other, "1 and 2 are")),
@@ -149,7 +174,7 @@ fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
         "group_limited_greedy" => true,
         other => return Err(c.unsupported(CHOICE, other, "greedy and group_limited_greedy are")),
     };
-    base(c, &common::DEFAULTS, (1407, 0), |width| {
+    base(c, &common::DEFAULTS, &V2_SIZES, |width| {
         let experts = routed::softmax(c, width, &defaults)?;
         let groups = match limited || c.is_gguf() {
             true => routed::groups(c, &experts, &defaults, 1)?,
@@ -163,6 +188,13 @@ fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
     })
 }
 
+/// Whether a GGUF file has a bias for expert selection.
+fn selects_by_bias(c: &Config<'_>) -> Result<bool> {
+    let layers = c.count(common::DEFAULTS.layers)?.min(c.checkpoint().tensors().len());
+    let bias = |i| tensor_names::of_layer(tensor_names::GGUF.router_bias, i);
+    Ok((0..layers).any(|i| c.checkpoint().get(&bias(i)).is_some()))
+}
+
 fn v3(c: &Config<'_>) -> Result<DecoderSpec> {
     let defaults = common::Defaults { context: (common::CONTEXT, 4096), ..common::DEFAULTS };
     let norm_weights = !c.is_gguf();
@@ -174,9 +206,19 @@ fn v3(c: &Config<'_>) -> Result<DecoderSpec> {
         scale: 2.5,
         norm_weights,
     };
+    v3_as(c, &defaults, &Sizes { expert_width: 2048, dense: 3, ..V2_SIZES }, &experts)
+}
+
+/// V3 with the defaults of a family that is built like it.
+pub(super) fn v3_as(
+    c: &Config<'_>,
+    defaults: &common::Defaults,
+    sizes: &Sizes,
+    experts: &routed::Defaults,
+) -> Result<DecoderSpec> {
     common::only(c, SCORES, "sigmoid")?;
     common::only(c, CHOICE, "noaux_tc")?;
-    let mut spec = base(c, &defaults, (2048, 3), |width| routed::sigmoid(c, width, &experts))?;
+    let mut spec = base(c, defaults, sizes, |width| routed::sigmoid(c, width, experts))?;
     if !c.flag_or(NEIGHBOURS, true)? {
         spec.ropes.iter_mut().for_each(|rope| rope.pairs = RopePairs::Halves);
     }

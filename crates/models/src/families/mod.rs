@@ -31,6 +31,7 @@ families! {
     gemma,
     gemma4,
     glm4,
+    glm4_moe_lite,
     gpt2,
     gpt_neox,
     gpt_oss,

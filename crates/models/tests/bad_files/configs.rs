@@ -136,6 +136,13 @@ fn c3_12_settings_that_some_families_have() {
         ("Qwen3_5MoeForCausalLM", "moe_intermediate_size", Value::Null),
         ("Qwen3NextForCausalLM", "hidden_act", json!("gelu")),
         ("Qwen3NextForCausalLM", "decoder_sparse_step", json!(0)),
+        ("MiniMaxM2ForCausalLM", "scoring_func", json!("softmax")),
+        ("MiniMaxM2ForCausalLM", "use_routing_bias", json!(false)),
+        ("MiniMaxM2ForCausalLM", "use_qk_norm", json!(false)),
+        ("MiniMaxM2ForCausalLM", "qk_norm_type", json!("per_head")),
+        ("MiniMaxM2ForCausalLM", "rotary_dim", json!(1000)),
+        ("MiniMaxM2ForCausalLM", "num_experts_per_tok", json!(1000)),
+        ("Glm4MoeLiteForCausalLM", "scoring_func", json!("softmax")),
     ] {
         let mut config = folder::config();
         for (called, key) in [("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer")] {

@@ -1,0 +1,18 @@
+//! The program as its users run it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod chat;
+mod cmdline;
+mod commands;
+mod common;
+mod converting;
+mod embed;
+mod imatrix;
+mod loading;
+mod logs;
+mod memory;
+mod parity;
+mod run;
+mod serving;
+mod speech;

@@ -1,0 +1,320 @@
+//! `tallow serve` with a real engine: shared prefixes, disconnecting clients, signals under load.
+
+#![cfg(unix)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::{Home, gpu};
+use serde_json::{Value, json};
+
+/// A server under test; it is killed if the test does not stop it.
+struct Server {
+    child: Child,
+    address: String,
+    _home: Home,
+}
+
+impl Server {
+    fn start(flags: &[&str]) -> Server {
+        let home = Home::new();
+        let command = home.command(&[&["serve", "demo", "--port", "0"], flags].concat());
+        Server::of(home, command)
+    }
+
+    fn of(home: Home, mut command: Command) -> Server {
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let address = loop {
+            let mut line = String::new();
+            assert!(log.read_line(&mut line).unwrap() > 0, "the server ended before it served");
+            if let Some((_, rest)) = line.split_once("http://") {
+                break rest.trim().trim_end_matches("/v1").to_owned();
+            }
+        };
+        // Drains the log, so that the server never blocks on it.
+        std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
+        Server { child, address, _home: home }
+    }
+
+    fn request(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        let (host, length) = (&self.address, body.len());
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
+        let kind = format!("Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n");
+        stream.write_all(format!("{head}{kind}{body}").as_bytes()).unwrap();
+        stream
+    }
+
+    /// Status and body of an answer.
+    fn get(&self, path: &str) -> (u16, String) {
+        answer(self.request("GET", path, ""))
+    }
+
+    fn complete(&self, body: &Value) -> TcpStream {
+        self.request("POST", "/v1/completions", &body.to_string())
+    }
+
+    /// The value of a metric.
+    fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.get("/metrics");
+        let line = text.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
+        line.unwrap_or_else(|| panic!("{name} is not in\n{text}"))
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap()
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: `kill` takes no pointers. The child is ours and has not been waited for, so its pid is still its own.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Waits for its end.
+    fn ended(&mut self, within: Duration) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begun.elapsed() < within, "the server did not end within {within:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn answer(mut stream: TcpStream) -> (u16, String) {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    (status, if chunked { unchunked(body) } else { body.to_owned() })
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut text = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size, 16).unwrap();
+        text += &rest[..size];
+        body = &rest[size + 2..];
+    }
+    text
+}
+
+fn whole(stream: TcpStream) -> Value {
+    let (status, body) = answer(stream);
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+/// `words` words, about one token each, the same each time.
+fn text(words: usize) -> String {
+    const WORDS: [&str; 8] = ["the", "king", "and", "his", "daughter", "went", "into", "the forest,"];
+    (0..words).map(|i| WORDS[i * i % 8]).collect::<Vec<_>>().join(" ")
+}
+
+/// An explicit decode budget is used as given. By default it is chosen within bounds by how long steps take.
+#[test]
+fn steps_beside_answers_are_as_asked_or_chosen() {
+    const TOKENS: &str = "vllm:decode_budget_tokens";
+    assert_eq!(Server::start(&["--batch", "48"]).metric(TOKENS), 48.0);
+    let chosen = Server::start(&[]).metric(TOKENS);
+    assert!((32.0..=256.0).contains(&chosen), "{chosen}");
+}
+
+/// The default soft limit of file descriptors is low, and each connection takes one.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_server_takes_all_the_descriptors_that_it_may_have() {
+    let home = Home::new();
+    let served = home.command(&["serve", "demo", "--port", "0"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 100; exec \"$0\" \"$@\""]);
+    command.arg(served.get_program()).args(served.get_args());
+    for (name, value) in served.get_envs() {
+        command.env(name, value.unwrap_or_default());
+    }
+    let server = Server::of(home, command);
+    assert!(server.metric("process_max_fds") > 100.0);
+    assert!(server.metric("vllm:connections_max") > 100.0);
+}
+
+/// A shared prefix is computed once, whether the requests come one after another or all at once.
+#[test]
+fn a_shared_prefix_is_computed_once() {
+    let server = Server::start(&["--slots", "8"]);
+    let prompt = text(700);
+    let body = |end: usize| json!({"prompt": format!("{prompt} {end}"), "max_tokens": 4, "temperature": 0});
+    let cached = |v: &Value| v["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let first_token = |v: &Value| v["timings"]["prompt_ms"].as_f64().unwrap();
+
+    let cold = whole(server.complete(&body(1)));
+    let tokens = cold["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(cached(&cold), 0);
+    let streams: Vec<TcpStream> = (2..10).map(|i| server.complete(&body(i))).collect();
+    let warm: Vec<Value> = streams.into_iter().map(whole).collect();
+    for w in &warm {
+        assert!(cached(w) + 32 >= tokens, "{} of {tokens} tokens came from the cache", cached(w));
+    }
+    let mean = warm.iter().map(first_token).sum::<f64>() / 8.0;
+    println!(
+        "{tokens} tokens: cold {:.1} ms to the first token; 8 at once, prefix shared: {mean:.1} ms",
+        first_token(&cold)
+    );
+
+    // All at once with an unseen prefix: one request computes it, the others wait for it.
+    let prompt = format!("Far away, {prompt}");
+    let body = |end: usize| json!({"prompt": format!("{prompt} {end}"), "max_tokens": 4, "temperature": 0});
+    let (before, hits) =
+        (server.metric("vllm:prefix_cache_queries"), server.metric("vllm:prefix_cache_hits"));
+    let streams: Vec<TcpStream> = (0..8).map(|i| server.complete(&body(i))).collect();
+    let all: Vec<Value> = streams.into_iter().map(whole).collect();
+    let fresh: u64 = all.iter().map(|v| v["usage"]["prompt_tokens"].as_u64().unwrap() - cached(v)).sum();
+    let tokens = all[0]["usage"]["prompt_tokens"].as_u64().unwrap();
+    let (asked, hit) =
+        (server.metric("vllm:prefix_cache_queries") - before, server.metric("vllm:prefix_cache_hits") - hits);
+    println!(
+        "8 at once, new: {fresh} tokens computed for {} asked ({hit} of {asked} looked up were there)",
+        8 * tokens
+    );
+    assert!(fresh < 2 * tokens, "{fresh} tokens were computed, and {tokens} would do");
+}
+
+/// Eight concurrent clients on a GPU get what each gets alone on the CPU.
+#[test]
+fn a_gpu_serves_what_the_cpu_does() {
+    let Some(device) = gpu() else { return };
+    // In full precision, so that rounding differences between the devices do not change a token.
+    let (cpu, gpu) = (
+        Server::start(&["--kv", "f32", "--device", "cpu", "--arithmetic", "exact"]),
+        Server::start(&["--kv", "f32", "--slots", "128", "--device", &device]),
+    );
+    let body = |i: usize| {
+        let prompt = ["Once upon a time", "The king said", "In the forest", "There was an old"][i % 4];
+        json!({"prompt": format!("{prompt} {}", text(i)), "max_tokens": 24, "temperature": 0})
+    };
+    let said = |v: &Value| v["choices"][0]["text"].as_str().unwrap().to_owned();
+    let alone: Vec<String> = (0..8).map(|i| said(&whole(cpu.complete(&body(i))))).collect();
+    let streams: Vec<TcpStream> = (0..8).map(|i| gpu.complete(&body(i))).collect();
+    let together: Vec<String> = streams.into_iter().map(|s| said(&whole(s))).collect();
+    assert_eq!(together, alone);
+    assert_eq!(gpu.metric("vllm:kv_cache_usage_perc"), 0.0);
+    vanish(&gpu, 40);
+}
+
+/// Asks for more than the buffers on the way can hold, so that it runs for as long as nobody reads it.
+fn endless(prompt: &str) -> Value {
+    json!({"prompt": prompt, "n": 32, "logprobs": 5, "max_tokens": 1000, "ignore_eos": true, "stream": true})
+}
+
+/// A disconnected client frees its slot and its pages.
+#[test]
+fn clients_that_vanish_free_their_pages() {
+    vanish(&Server::start(&["--slots", "128"]), 300);
+}
+
+fn vanish(server: &Server, words: usize) {
+    let body = endless(&text(words));
+    let ask = || (0..4).map(|_| server.complete(&body)).collect::<Vec<TcpStream>>();
+    let mut first = ask();
+    for stream in &mut first {
+        // It is running; later ones wait for slots.
+        stream.read_exact(&mut [0; 64]).unwrap();
+    }
+    let streams = [first, ask()];
+    assert!(server.metric("vllm:kv_cache_usage_perc") > 0.0);
+    drop(streams);
+    let begun = Instant::now();
+    while server.metric("vllm:kv_cache_usage_perc") > 0.0 || server.metric("vllm:num_requests_waiting") > 0.0
+    {
+        assert!(begun.elapsed() < Duration::from_secs(10), "pages are still in use");
+    }
+    println!("pages were free {:?} after 8 clients had gone", begun.elapsed());
+    // Other clients are not affected.
+    let after = whole(server.complete(&json!({"prompt": "Once", "max_tokens": 3})));
+    assert_eq!(after["usage"]["completion_tokens"], 3);
+}
+
+/// Signals the server while eight streams are running, and returns what they receive until their end.
+fn ends(server: &mut Server, body: &Value) -> Vec<String> {
+    let mut streams: Vec<TcpStream> = (0..8).map(|_| server.complete(body)).collect();
+    for stream in &mut streams {
+        stream.read_exact(&mut [0; 64]).unwrap();
+    }
+    server.signal(libc::SIGTERM);
+    let rest = |mut stream: TcpStream| {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let texts = streams.into_iter().map(rest).collect();
+    assert_eq!(server.ended(Duration::from_secs(30)), Some(0));
+    texts
+}
+
+#[test]
+fn a_signal_lets_answers_finish() {
+    let mut server = Server::start(&["--slots", "8", "--drain", "60"]);
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": true, "stream": true});
+    for text in ends(&mut server, &body) {
+        assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("data: [DONE]"), "{text}");
+    }
+}
+
+#[test]
+fn answers_that_take_too_long_end_with_an_error() {
+    let mut server = Server::start(&["--slots", "256", "--drain", "0"]);
+    for text in ends(&mut server, &endless("Once")) {
+        assert!(text.contains("data: {\"error\"") && text.contains("shutting down"), "{text}");
+        assert!(!text.contains("[DONE]"), "{text}");
+    }
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let mut server = Server::start(&["--drain", "60"]);
+    let mut stream = server.complete(&endless("Once"));
+    stream.read_exact(&mut [0; 64]).unwrap();
+    server.signal(libc::SIGTERM);
+    // While draining, the server reports not ready or refuses connections.
+    let begun = Instant::now();
+    while TcpStream::connect(&server.address).is_ok() && server.get("/ready").0 == 200 {
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.ended(Duration::from_secs(5)), Some(130));
+}
+
+#[test]
+fn a_port_that_is_taken_is_said_so() {
+    let server = Server::start(&[]);
+    let port = server.address.rsplit(':').next().unwrap();
+    let why = Home::new().run(&["serve", "demo", "--port", port]).failed().replace(port, "PORT");
+    insta::assert_snapshot!(why, @"error: cannot listen on 127.0.0.1, port PORT: Address already in use (os error 98); take another --port, or 0 for any that is free");
+}
+
+#[test]
+fn keys_are_asked_for_everywhere() {
+    let home = Home::new();
+    let keys = home.file("keys", "# ours\nsecret-one\nsecret-two\n");
+    let server = Server::start(&["--api-key-file", &keys]);
+    for path in ["/v1/models", "/metrics", "/version", "/nothing"] {
+        assert_eq!(server.get(path).0, 401, "{path}");
+    }
+    let none = home.file("none", "# none yet\n");
+    assert!(home.run(&["serve", "demo", "--api-key-file", &none]).failed().contains("has no keys"));
+}

@@ -1,0 +1,171 @@
+//! A small model on an engine, and helpers to drive it.
+
+pub(crate) mod faulty;
+
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use faulty::Faulty;
+use tallow_checkpoint::Settings;
+use tallow_core::DType;
+use tallow_cpu::{Cpu, Isa};
+use tallow_engine::engine::spawn;
+use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request};
+use tallow_engine::kv_cache::KvShape;
+use tallow_engine::runner::Runner;
+use tallow_engine::sampler::{Choice, Sampling};
+use tallow_engine::scheduler::Limits;
+use tallow_models::decoder::Decoder;
+use tallow_models::{LoadError, Model};
+use tallow_support::{golden, json};
+use tallow_text::tokenizer::Tokenizer;
+
+pub(crate) const SLOTS: usize = 4;
+
+/// Small model with random weights; its GGUF file has the vocabulary `t4`, `t5`, …
+pub(crate) fn model() -> Model {
+    Model::open(&golden("gguf-models/llama-bf16.gguf")).unwrap()
+}
+
+pub(crate) fn info(model: &Model, pages: usize) -> Info {
+    let Settings::Gguf(meta) = &model.checkpoint.settings else { panic!("a GGUF file") };
+    Info {
+        names: vec!["test".into()],
+        tokenizer: Tokenizer::from_gguf(meta).unwrap(),
+        vocab: model.spec.vocab,
+        context: 128,
+        slots: SLOTS,
+        queue: 20,
+        queue_timeout: None,
+        page_len: 4,
+        pages,
+        sampling: Sampling::default(),
+        adapter_room: 1 << 20,
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Wrong {
+    Load(#[allow(dead_code, reason = "shown when a test fails")] LoadError),
+    Device(#[allow(dead_code, reason = "shown when a test fails")] tallow_core::Error),
+    Io(#[allow(dead_code, reason = "shown when a test fails")] std::io::Error),
+}
+
+impl From<std::io::Error> for Wrong {
+    fn from(e: std::io::Error) -> Wrong {
+        Wrong::Io(e)
+    }
+}
+
+pub(crate) fn limits() -> Limits {
+    Limits { context: 128, slots: SLOTS, budget: 32, decode_budget: 32, all_logits: 8, prefixes: true }
+}
+
+pub(crate) fn start(pages: usize) -> EngineHandle {
+    let model = model();
+    let info = info(&model, pages);
+    let runner = move || {
+        let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
+        let decoder =
+            Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
+        let runner =
+            Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, sequences: SLOTS });
+        Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits()))
+    };
+    spawn(|| Ok(info), runner).unwrap()
+}
+
+/// The golden's prompt and its greedy continuation.
+pub(crate) fn greedy() -> (Vec<u32>, Vec<u32>) {
+    let facts = json(&golden("llama/golden.json"));
+    let ids = |v: &serde_json::Value| -> Vec<u32> {
+        v.as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect()
+    };
+    let at = facts["greedy"]["prompt"].as_u64().unwrap() as usize;
+    (ids(&facts["prompts"][at]), ids(&facts["greedy"]["tokens"]))
+}
+
+pub(crate) fn request(prompt: &[u32], max_new: usize) -> Request {
+    Request { prompt: prompt.to_vec(), max_new, sampling: Sampling::greedy(), ..Request::default() }
+}
+
+/// All events of a request until it ends.
+pub(crate) fn events(handle: &EngineHandle, request: Request) -> Vec<Event> {
+    let mut receiver = handle.submit(request).unwrap();
+    std::iter::from_fn(|| receiver.blocking_recv()).collect()
+}
+
+pub(crate) fn tokens(events: &[Event]) -> Vec<u32> {
+    let token = |e: &Event| if let Event::Piece { choice, .. } = e { Some(choice.token) } else { None };
+    events.iter().filter_map(token).collect()
+}
+
+/// Scored prompt tokens and sampled tokens.
+pub(crate) fn choices(events: &[Event]) -> Vec<Choice> {
+    let choices = |e: &Event| match e {
+        Event::Prompt(scored) => scored.clone(),
+        Event::Piece { choice, .. } => vec![choice.clone()],
+        _ => Vec::new(),
+    };
+    events.iter().flat_map(choices).collect()
+}
+
+pub(crate) fn text(events: &[Event]) -> String {
+    let text = |e: &Event| match e {
+        Event::Piece { text, .. } => text.clone(),
+        Event::Done(done) => done.text.clone(),
+        _ => String::new(),
+    };
+    events.iter().map(text).collect()
+}
+
+pub(crate) fn reason(events: &[Event]) -> Finish {
+    match events.last() {
+        Some(Event::Done(done)) => done.reason.clone(),
+        other => panic!("the last event is {other:?}"),
+    }
+}
+
+pub(crate) fn ends(events: &[Event]) -> usize {
+    events.iter().filter(|e| matches!(e, Event::Done(_) | Event::Failed(_))).count()
+}
+
+/// Waits until no page is in use, then checks that the block pool is consistent.
+pub(crate) fn comes_to_rest(handle: &EngineHandle) {
+    let begun = Instant::now();
+    while handle.taken() > 0 || handle.stats().pages_in_use.load(Ordering::Relaxed) > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", handle.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(handle.stats().page_faults.load(Ordering::Relaxed), 0);
+}
+
+/// Engine on the faulty device.
+pub(crate) fn start_faulty() -> EngineHandle {
+    start_held(Arc::default())
+}
+
+/// The same; no step runs while the caller holds `held`.
+pub(crate) fn start_held(held: Arc<Mutex<()>>) -> EngineHandle {
+    start_held_with(held, |_| {})
+}
+
+/// The same, with a modified `Info`.
+pub(crate) fn start_held_with(held: Arc<Mutex<()>>, change: impl FnOnce(&mut Info)) -> EngineHandle {
+    let model = model();
+    let mut info = info(&model, 64);
+    change(&mut info);
+    let runner = move || runner_on(Faulty::held(held), &model);
+    spawn(|| Ok(info), move || Ok::<_, Wrong>((runner(), limits()))).unwrap()
+}
+
+pub(crate) fn runner(model: &Model) -> Runner<Faulty> {
+    runner_on(Faulty::default(), model)
+}
+
+fn runner_on(b: Faulty, model: &Model) -> Runner<Faulty> {
+    let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64, sequences: SLOTS }).unwrap()
+}

@@ -1,0 +1,16 @@
+//! The engine on faulty and on real devices.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod adapters;
+mod bad_weights;
+mod common;
+mod embedder;
+mod engine;
+mod invariants;
+mod lost;
+mod reads;
+mod sampler;
+mod scheduler;
+mod seq2seq;
+mod spawn;

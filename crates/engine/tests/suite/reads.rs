@@ -1,0 +1,154 @@
+//! What a step reads back from the device: one read per step, and only the values that are needed.
+
+use crate::common::{faulty, model, runner};
+use tallow_engine::block_pool::BlockId;
+use tallow_engine::runner::{Outcome, SampleInput};
+use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
+use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
+
+const VOCAB: usize = 96;
+/// Most likely token on the faulty device.
+const LIKELY: u32 = 30;
+
+type Outcomes = Vec<Result<Outcome, NotFinite>>;
+/// Rows and columns of everything that one read returned.
+type Shapes = Vec<(usize, usize)>;
+
+/// Part of a prompt, from its beginning.
+fn part(tokens: &[u32], logits: Wanted) -> BatchPart {
+    let (id, blocks, slot) = (SeqId(0), vec![BlockId(0), BlockId(1)], SlotId(0));
+    BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None }
+}
+
+fn decodes(tokens: &[u32], how: Sampling) -> (BatchPart, Sampling, Vec<u32>) {
+    (part(tokens, Wanted::Last), how, tokens.to_vec())
+}
+
+/// Runs a step of parts, each with its sampling and its whole prompt. Returns the outcomes and the shapes of the reads.
+fn step(parts: &[(BatchPart, Sampling, Vec<u32>)]) -> (Outcomes, Vec<Shapes>) {
+    let model = model();
+    assert_eq!(model.spec.vocab, VOCAB);
+    let runner = runner(&model);
+    runner.backend().reads.borrow_mut().clear();
+    let samplers: Vec<Sampler> = parts.iter().map(|(_, how, p)| Sampler::new(how.clone(), p)).collect();
+    let asked = samplers.iter().zip(parts).map(|(sampler, (_, _, prompt))| SampleInput { sampler, prompt });
+    let asked: Vec<SampleInput<'_>> = asked.collect();
+    let batch = Batch { parts: parts.iter().map(|(part, _, _)| part.clone()).collect() };
+    let outcomes = runner.run(&batch, &asked).unwrap();
+    let reads = runner.backend().reads.take();
+    (outcomes, reads)
+}
+
+fn top_k(top_k: usize) -> Sampling {
+    Sampling { top_k, ..Sampling::default() }
+}
+
+fn tokens(outcomes: &[Result<Outcome, NotFinite>]) -> Vec<Option<u32>> {
+    outcomes.iter().map(|o| o.as_ref().unwrap().next.as_ref().map(|c| c.token)).collect()
+}
+
+#[test]
+fn greedy_steps_read_one_token_each() {
+    let parts: Vec<_> = (20..23).map(|t| decodes(&[t], Sampling::greedy())).collect();
+    let (outcomes, reads) = step(&parts);
+    assert_eq!(tokens(&outcomes), [Some(LIKELY); 3]);
+    assert_eq!(reads, [[(3, 1), (3, 1)]]);
+}
+
+#[test]
+fn few_likely_tokens_are_read_alone() {
+    let (_, reads) = step(&[decodes(&[20], top_k(64)), decodes(&[21; 3], top_k(5))]);
+    assert_eq!(reads, [[(2, 64), (2, 64)]]);
+    // k above the device's limit, and settings that need all logits: logprobs (softmax denominator), a penalty, a bias.
+    let penalty = Sampling { repetition_penalty: 1.1, ..top_k(5) };
+    let bias = Sampling { bias: vec![(3, 1.0)], ..top_k(5) };
+    for how in [top_k(65), top_k(0), Sampling { logprobs: Some(0), ..top_k(5) }, penalty, bias] {
+        assert_eq!(step(&[decodes(&[20], how)]).1, [[(1, VOCAB)]]);
+    }
+}
+
+#[test]
+fn a_mixed_step_reads_once() {
+    let whole = Sampling::default();
+    let (outcomes, reads) = step(&[
+        decodes(&[20], Sampling::greedy()),
+        decodes(&[21], whole.clone()),
+        decodes(&[22; 2], whole.clone()),
+        (part(&[23; 5], Wanted::None), whole.clone(), vec![23; 6]),
+        decodes(&[24], top_k(3)),
+        decodes(&[25], whole),
+    ]);
+    let given: Vec<bool> = tokens(&outcomes).iter().map(Option::is_some).collect();
+    assert_eq!(given, [true, true, true, false, true, true]);
+    // All logits of rows 1 and 2 and of row 4, and the top 3 (values and ids) of rows 0 to 3.
+    assert_eq!(reads, [[(2, VOCAB), (1, VOCAB), (4, 3), (4, 3)]]);
+}
+
+#[test]
+fn what_is_no_number_is_told_to_its_own_part() {
+    let bad = [20, faulty::NOT_A_NUMBER, 21];
+    let ways = [Sampling::greedy(), top_k(7), Sampling::default()];
+    for ill in 0..ways.len() {
+        let parts: Vec<_> = ways
+            .iter()
+            .enumerate()
+            .map(|(i, how)| decodes(if i == ill { &bad } else { &[20, 21, 22] }, how.clone()))
+            .collect();
+        let (outcomes, reads) = step(&parts);
+        let fails: Vec<bool> = outcomes.iter().map(Result::is_err).collect();
+        assert_eq!(fails, (0..ways.len()).map(|i| i == ill).collect::<Vec<_>>());
+        assert_eq!(reads.len(), 1);
+    }
+    // A prompt with NaN logits beside a good one.
+    let scored =
+        |tokens: &[u32]| (part(tokens, Wanted::All { last: true }), Sampling::greedy(), tokens.to_vec());
+    let (outcomes, reads) = step(&[scored(&[20, faulty::NOT_A_NUMBER, 21, 22]), scored(&[20, 21, 22, 23])]);
+    assert_eq!(outcomes[0], Err(NotFinite));
+    let fine = outcomes[1].as_ref().unwrap();
+    assert_eq!((fine.prompt.len(), fine.next.as_ref().map(|c| c.token)), (3, Some(LIKELY)));
+    assert_eq!(reads, [[(3, VOCAB), (3, VOCAB), (5, 1), (5, 1)]]);
+}
+
+#[test]
+fn scored_prompts_read_the_rows_that_are_scored() {
+    let prompt: Vec<u32> = (20..28).collect();
+    let all = |tokens: &[u32], last: bool, how: Sampling| {
+        step(&[(part(tokens, Wanted::All { last }), how, prompt.clone())])
+    };
+    let scores = |outcomes: &[Result<Outcome, NotFinite>]| {
+        let prompt = &outcomes[0].as_ref().unwrap().prompt;
+        prompt.iter().map(|c| c.token).collect::<Vec<_>>()
+    };
+    // A chunk of the prompt, with more to come.
+    let (outcomes, reads) = all(&prompt[..5], false, Sampling::greedy());
+    assert_eq!(scores(&outcomes), prompt[1..6]);
+    assert_eq!(reads, [[(5, VOCAB)]]);
+    // The whole prompt, without sampling.
+    let (outcomes, reads) = all(&prompt, false, Sampling::greedy());
+    assert_eq!((scores(&outcomes), tokens(&outcomes)), (prompt[1..].to_vec(), vec![None]));
+    assert_eq!(reads, [[(7, VOCAB)]]);
+    // The whole prompt and the first sampled token.
+    let (outcomes, reads) = all(&prompt, true, Sampling::greedy());
+    assert_eq!((scores(&outcomes), tokens(&outcomes)), (prompt[1..].to_vec(), vec![Some(LIKELY)]));
+    assert_eq!(reads, [[(7, VOCAB), (1, 1), (1, 1)]]);
+    let (_, reads) = all(&prompt, true, Sampling::default());
+    assert_eq!(reads, [[(8, VOCAB)]]);
+    // A preempted sequence that is recomputed, with a token of its answer.
+    let again: Vec<u32> = (20..29).map(|t| if t == 28 { LIKELY } else { t }).collect();
+    let blocks = vec![BlockId(0), BlockId(1), BlockId(2)];
+    let again = BatchPart { blocks, ..part(&again, Wanted::All { last: true }) };
+    let (outcomes, reads) = step(&[(again, Sampling::default(), prompt.clone())]);
+    assert_eq!(scores(&outcomes), prompt[1..]);
+    assert_eq!(reads, [[(7, VOCAB), (1, VOCAB)]]);
+}
+
+#[test]
+fn a_step_without_outputs_reads_nothing() {
+    let (outcomes, reads) = step(&[
+        (part(&[20; 5], Wanted::None), Sampling::greedy(), vec![20; 9]),
+        (part(&[21; 3], Wanted::None), Sampling::default(), vec![21; 9]),
+        (part(&[22], Wanted::All { last: false }), Sampling::greedy(), vec![22]),
+    ]);
+    assert_eq!(tokens(&outcomes), [None; 3]);
+    assert!(reads.is_empty(), "{reads:?}");
+}

@@ -1,0 +1,456 @@
+//! The scheduler and the block pool against a model of the KV cache, under random requests.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use proptest::prelude::*;
+use tallow_engine::block_pool::{BlockPool, Chain};
+use tallow_engine::scheduler::{
+    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Unfit, Wanted,
+};
+
+/// A request of a schedule.
+#[derive(Clone, Debug)]
+struct Asked {
+    at_step: usize,
+    prompt: Vec<u32>,
+    max_new: usize,
+    salt: Option<u64>,
+    all_logits: bool,
+    /// Cancelled by its client after this many tokens.
+    leaves_after: Option<usize>,
+    client: u64,
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    // Few distinct tokens and a common beginning, so that prefixes coincide.
+    let prompt = (0usize..30, prop::collection::vec(0u32..3, 1..12))
+        .prop_map(|(common, own)| (0..common as u32).map(|i| i % 2).chain(own).collect::<Vec<u32>>());
+    let salt = prop_oneof![4 => Just(None), 1 => (0u64..2).prop_map(Some)];
+    let leaves = prop_oneof![3 => Just(None), 1 => (0usize..10).prop_map(Some)];
+    (0usize..40, prompt, 0usize..20, salt, prop::bool::weighted(0.1), leaves, 0u64..4).prop_map(
+        |(at_step, prompt, max_new, salt, all_logits, leaves_after, client)| Asked {
+            at_step,
+            prompt,
+            max_new,
+            salt,
+            all_logits,
+            leaves_after,
+            client,
+        },
+    )
+}
+
+/// What the test knows about a sequence.
+struct Known {
+    tokens: Vec<u32>,
+    most: usize,
+    salt: Option<u64>,
+    asked: Asked,
+    generated: usize,
+}
+
+/// Next token after `tokens`, a function of all of them.
+fn next_token(tokens: &[u32]) -> u32 {
+    (digest(None, tokens) % 3) as u32
+}
+
+fn digest(salt: Option<u64>, tokens: &[u32]) -> u64 {
+    let mut h = DefaultHasher::new();
+    (salt, tokens).hash(&mut h);
+    h.finish()
+}
+
+/// Model of the KV cache: per (page, offset), a digest of the tokens up to it. The salt is part of it, since salted
+/// prefixes must never match.
+type Cache = HashMap<(u32, usize), u64>;
+
+/// Runs a batch on the model of the cache, and checks that its reads and writes are allowed.
+fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Known>) -> Vec<(SeqId, u32)> {
+    let mut sampled = Vec::new();
+    let mut written: HashMap<(u32, usize), SeqId> = HashMap::new();
+    for part in &batch.parts {
+        let seq = &known[&part.id];
+        let end = part.start + part.tokens.len();
+        assert_eq!(
+            part.tokens,
+            seq.tokens[part.start..end],
+            "{:?} computes tokens that are not its own",
+            part.id
+        );
+        let slot = |p: usize| (part.blocks[p / page].0, p % page);
+        for p in 0..part.start {
+            let holds = cache.get(&slot(p)).copied();
+            assert_eq!(
+                holds,
+                Some(digest(seq.salt, &seq.tokens[..=p])),
+                "{:?} reads a wrong cache at {p}",
+                part.id
+            );
+        }
+        for p in part.start..end {
+            let twice = written.insert(slot(p), part.id);
+            assert_eq!(twice, None, "{:?} writes where another does", part.id);
+            cache.insert(slot(p), digest(seq.salt, &seq.tokens[..=p]));
+        }
+        let last = end == seq.tokens.len() && seq.tokens.len() < seq.most;
+        assert_eq!(part.logits.samples(), last);
+        let scored = matches!(part.logits, Wanted::All { .. });
+        assert_eq!(scored, seq.asked.all_logits && part.start < seq.asked.prompt.len());
+        if last {
+            sampled.push((part.id, next_token(&seq.tokens)));
+        }
+    }
+    sampled
+}
+
+/// Recurrent state of each slot: whose sequence, and how many of its tokens it has seen.
+type States = HashMap<SlotId, (SeqId, usize)>;
+
+/// Runs a batch on the recurrent states: each part starts at 0 or continues the state its own last step left.
+fn go_on(batch: &Batch, slots: usize, states: &mut States) {
+    let before = states.clone();
+    let mut written = HashSet::new();
+    for part in &batch.parts {
+        assert!((part.slot.0 as usize) < slots && written.insert(part.slot), "{:?}", part.slot);
+        if part.start > 0 {
+            assert_eq!(before.get(&part.slot), Some(&(part.id, part.start)), "{:?}", part.slot);
+        }
+        states.insert(part.slot, (part.id, part.start + part.tokens.len()));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_schedule_is_right_and_ends(
+        requests in prop::collection::vec(asked(), 1..14),
+        page in 1usize..6,
+        pages in 8usize..40,
+        slots in 1usize..6,
+        budget in 1usize..40,
+        decode_budget in 1usize..60,
+        context in 10usize..60,
+        prefixes in prop::bool::weighted(0.8),
+    ) {
+        let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, prefixes };
+        let mut s = Scheduler::new(limits, BlockPool::new(pages, page));
+        let (mut cache, mut known) = (Cache::new(), HashMap::new());
+        let mut states = States::new();
+        let mut waiting: Vec<(SeqId, Asked)> =
+            requests.into_iter().enumerate().map(|(i, a)| (SeqId(i as u64), a)).collect();
+        let mut ended = 0;
+        let total = waiting.len();
+        for step in 0.. {
+            prop_assert!(step < 20_000, "it does not end");
+            for (id, asked) in waiting.extract_if(.., |(_, a)| a.at_step <= step) {
+                let root = asked.salt.map_or(Chain::ROOT, Chain::salted);
+                let (prompt, max_new) = (asked.prompt.len(), asked.max_new);
+                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits, lora: None, client: ClientId(asked.client) };
+                match s.submit(new) {
+                    Ok(()) => {
+                        let most = (prompt + max_new).min(s.context());
+                        let tokens = asked.prompt.clone();
+                        known.insert(id, Known { tokens, most, salt: asked.salt, asked, generated: 0 });
+                    }
+                    Err(unfit) => {
+                        let too_long = prompt + usize::from(max_new > 0) > s.context();
+                        let context = s.context();
+                        prop_assert!(too_long);
+                        prop_assert_eq!(unfit, Unfit::TooLong { prompt, context });
+                        ended += 1;
+                    }
+                }
+            }
+            let Some(batch) = s.next_batch() else {
+                prop_assert!(s.is_idle(), "{} wait and nothing runs", s.waiting());
+                prop_assert!(s.check().is_ok(), "{:?}", s.check());
+                prop_assert_eq!(s.pool().in_use(), 0);
+                if waiting.is_empty() {
+                    break;
+                }
+                continue;
+            };
+            let rows: usize = batch.parts.iter().map(|p| p.tokens.len()).sum();
+            prop_assert!(rows <= budget.max(2 * slots) && rows > 0);
+            let decodes = |p: &BatchPart| known[&p.id].generated > 0 && p.start + 1 == known[&p.id].tokens.len();
+            if batch.parts.iter().any(decodes) {
+                prop_assert!(rows <= decode_budget.max(2 * slots));
+            }
+            let scored = batch.parts.iter().filter(|p| matches!(p.logits, Wanted::All { .. }));
+            prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));
+            prop_assert!(s.running() <= slots);
+            let sampled = run(&batch, page, &mut cache, &known);
+            if !prefixes {
+                go_on(&batch, slots, &mut states);
+            }
+            for p in s.commit(&batch, &sampled) {
+                let seq = known.get_mut(&p.id).unwrap();
+                seq.tokens.extend(p.token);
+                seq.generated += usize::from(p.token.is_some());
+                prop_assert_eq!(p.full, seq.tokens.len() == seq.most);
+                if p.full {
+                    known.remove(&p.id);
+                    ended += 1;
+                }
+            }
+            let leavers = known.iter().filter(|(_, k)| k.asked.leaves_after.is_some_and(|n| k.generated >= n));
+            for id in leavers.map(|(id, _)| *id).collect::<Vec<_>>() {
+                s.drop_seq(id);
+                known.remove(&id);
+                ended += 1;
+            }
+            prop_assert!(s.check().is_ok(), "{:?}", s.check());
+        }
+        prop_assert_eq!(ended, total);
+        prop_assert_eq!(s.pool().at_rest(), Ok(()));
+    }
+}
+
+fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
+    Scheduler::new(
+        Limits { context, slots, budget, decode_budget: budget, all_logits: 8, prefixes: true },
+        BlockPool::new(pages, 4),
+    )
+}
+
+fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
+    submit_for(s, 0, id, tokens, max_new);
+}
+
+fn submit_for(s: &mut Scheduler, client: u64, id: u64, tokens: Vec<u32>, max_new: usize) {
+    let new = NewSeq {
+        id: SeqId(id),
+        tokens,
+        max_new,
+        root: Chain::ROOT,
+        all_logits: false,
+        lora: None,
+        client: ClientId(client),
+    };
+    s.submit(new).unwrap();
+}
+
+/// Runs a step with made-up tokens.
+fn step(s: &mut Scheduler) -> Option<Batch> {
+    let batch = s.next_batch()?;
+    let sampled: Vec<(SeqId, u32)> =
+        batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
+    s.commit(&batch, &sampled);
+    s.check().unwrap();
+    Some(batch)
+}
+
+#[test]
+fn a_prefix_that_many_share_is_computed_once() {
+    let mut s = scheduler(100, 8, 64, 100);
+    let shared: Vec<u32> = (0..40).collect();
+    for id in 0..8 {
+        let tokens = shared.iter().copied().chain([100 + id as u32]).collect();
+        submit(&mut s, id, tokens, 2);
+    }
+    let mut computed = 0;
+    while let Some(batch) = step(&mut s) {
+        computed += batch.parts.iter().map(|p| p.tokens.len()).sum::<usize>();
+    }
+    // The 40 shared tokens once, plus each sequence's own last prompt token and first answer token.
+    assert_eq!(computed, 40 + 8 * 2);
+    assert_eq!(s.counts().prefix_hits, 7 * 40);
+}
+
+/// With recurrent layers pages alone are not enough: nothing comes from the prefix cache, and no sequence waits for it.
+#[test]
+fn where_prefixes_are_of_no_use_each_computes_its_own() {
+    let limits = Limits { prefixes: false, ..scheduler(100, 8, 512, 100).limits() };
+    let mut s = Scheduler::new(limits, BlockPool::new(200, 4));
+    for id in 0..8 {
+        submit(&mut s, id, (0..40).collect(), 2);
+    }
+    let first = step(&mut s).unwrap();
+    assert_eq!(first.parts.iter().map(|p| (p.start, p.tokens.len())).collect::<Vec<_>>(), [(0, 40); 8]);
+    while step(&mut s).is_some() {}
+    assert_eq!((s.counts().prefix_queries, s.counts().prefix_hits), (0, 0));
+    submit(&mut s, 8, (0..40).collect(), 2);
+    assert_eq!(step(&mut s).unwrap().parts[0].start, 0);
+}
+
+#[test]
+fn a_long_prompt_does_not_hold_up_others() {
+    let mut s = scheduler(1000, 4, 32, 400);
+    submit(&mut s, 0, vec![1; 5], 50);
+    step(&mut s);
+    submit(&mut s, 1, vec![2; 900], 5);
+    submit(&mut s, 2, vec![3; 10], 5);
+    let batch = step(&mut s).unwrap();
+    let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
+    // The running answer continues, the short prompt completes, the long one gets the rest of the budget.
+    assert_eq!(rows, [(0, 1), (1, 21), (2, 10)]);
+}
+
+/// Steps use the smaller decode budget while answers are streaming, and the full budget otherwise.
+#[test]
+fn steps_are_smaller_beside_answers() {
+    let limits =
+        Limits { context: 1000, slots: 4, budget: 64, decode_budget: 16, all_logits: 8, prefixes: true };
+    let mut s = Scheduler::new(limits, BlockPool::new(400, 4));
+    let rows = |batch: Batch| -> Vec<(u64, usize)> {
+        batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect()
+    };
+    submit(&mut s, 0, vec![1; 100], 3);
+    assert_eq!(rows(step(&mut s).unwrap()), [(0, 64)]);
+    assert_eq!(rows(step(&mut s).unwrap()), [(0, 36)]);
+    submit(&mut s, 1, vec![2; 150], 2);
+    submit(&mut s, 2, vec![3; 4], 1);
+    // The first has two tokens left.
+    assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 11), (2, 4)]);
+    assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 15)]);
+    assert_eq!(rows(step(&mut s).unwrap()), [(1, 64)]);
+    // A decode budget of 0 is raised, so that prompts always progress.
+    let limits =
+        Limits { context: 100, slots: 4, budget: 64, decode_budget: 0, all_logits: 8, prefixes: true };
+    assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().decode_budget, 8);
+}
+
+#[test]
+fn prompts_to_be_scored_share_a_budget_of_their_own() {
+    let mut s = scheduler(1000, 4, 64, 400);
+    for (id, len, all_logits) in [(0, 100, true), (1, 2, true), (2, 100, false), (3, 100, true)] {
+        let tokens = vec![10 + id as u32; len];
+        s.submit(NewSeq {
+            id: SeqId(id),
+            tokens,
+            max_new: 1,
+            root: Chain::ROOT,
+            all_logits,
+            lora: None,
+            client: ClientId(0),
+        })
+        .unwrap();
+    }
+    let batch = step(&mut s).unwrap();
+    let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
+    // At most eight rows with all logits per step; the rest of the budget goes to the others.
+    assert_eq!(rows, [(0, 3), (1, 2), (2, 56), (3, 3)]);
+}
+
+#[test]
+fn the_newest_gives_way_and_comes_back() {
+    // 8 pages of 4 tokens; each of the two sequences starts with 3 pages and needs 6 in the end.
+    let mut s = scheduler(24, 2, 32, 8);
+    submit(&mut s, 0, vec![1; 8], 16);
+    submit(&mut s, 1, vec![2; 8], 16);
+    let mut done = Vec::new();
+    while let Some(batch) = s.next_batch() {
+        let sampled: Vec<_> = batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
+        done.extend(s.commit(&batch, &sampled).iter().filter(|p| p.full).map(|p| p.id.0));
+    }
+    assert_eq!(done, [0, 1]);
+    assert!(s.counts().preemptions > 0);
+    assert_eq!(s.pool().available(), 8);
+}
+
+#[test]
+fn a_client_waits_a_step_for_a_slot_however_much_another_has_asked() {
+    let mut s = scheduler(200, 4, 64, 400);
+    let (greedy, other) = (1, 2);
+    let runs = |batch: Batch| batch.parts.iter().map(|p| p.id.0).collect::<Vec<_>>();
+    (0..10).for_each(|id| submit_for(&mut s, greedy, id, vec![10 + id as u32; 3], 100));
+    for _ in 0..5 {
+        assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 3]);
+    }
+    // The newest sequence of the greedy client is preempted, and gets its slot back before those submitted later.
+    submit_for(&mut s, other, 100, vec![9; 3], 3);
+    for _ in 0..3 {
+        assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 100]);
+    }
+    assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 2, 3]);
+    assert_eq!(s.counts().preemptions, 1);
+    // In the end both clients have the same number of slots; no further preemptions.
+    (101..110).for_each(|id| submit_for(&mut s, other, id, vec![9; 3], 100));
+    for _ in 0..5 {
+        assert_eq!(runs(step(&mut s).unwrap()), [0, 1, 101, 102]);
+    }
+    assert_eq!(s.counts().preemptions, 3);
+    let mut ended = 4;
+    while let Some(batch) = s.next_batch() {
+        let sampled: Vec<_> = batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
+        ended += s.commit(&batch, &sampled).iter().filter(|p| p.full).count();
+    }
+    assert_eq!(ended, 4 + 10 + 9);
+}
+
+#[test]
+fn a_client_has_its_share_of_the_pages_too() {
+    // Two long sequences have all pages but one; a slot is free, but no pages.
+    let mut s = scheduler(60, 4, 64, 21);
+    (0..2).for_each(|id| submit_for(&mut s, 1, id, vec![10 + id as u32; 38], 10));
+    step(&mut s).unwrap();
+    submit_for(&mut s, 2, 100, vec![9; 10], 2);
+    let batch = step(&mut s).unwrap();
+    assert_eq!(batch.parts.iter().map(|p| p.id.0).collect::<Vec<_>>(), [0, 100]);
+    while step(&mut s).is_some() {}
+    assert!(s.is_idle());
+}
+
+#[test]
+fn salts_do_not_meet() {
+    let mut s = scheduler(100, 8, 64, 100);
+    for (id, root) in [(0, Chain::ROOT), (1, Chain::salted(5)), (2, Chain::salted(6)), (3, Chain::salted(5))]
+    {
+        let new = NewSeq {
+            id: SeqId(id),
+            tokens: vec![1; 20],
+            max_new: 1,
+            root,
+            all_logits: false,
+            lora: None,
+            client: ClientId(0),
+        };
+        s.submit(new).unwrap();
+    }
+    while step(&mut s).is_some() {}
+    assert_eq!(s.counts().prefix_hits, 16);
+}
+
+#[test]
+fn what_cannot_fit_is_refused_with_both_numbers() {
+    let mut s = scheduler(50, 2, 32, 10);
+    let new = |n: usize| NewSeq {
+        id: SeqId(n as u64),
+        tokens: vec![1; n],
+        max_new: 5,
+        root: Chain::ROOT,
+        all_logits: false,
+        lora: None,
+        client: ClientId(0),
+    };
+    assert_eq!(s.submit(new(0)), Err(Unfit::Empty));
+    assert_eq!(s.submit(new(40)), Err(Unfit::TooLong { prompt: 40, context: 40 }));
+    assert!(s.submit(new(39)).is_ok());
+}
+
+#[test]
+fn pages_that_are_not_in_order_are_noticed() {
+    let pool = || BlockPool::new(10, 4);
+    let told = |p: &BlockPool| (p.at_rest().err(), p.check([]).is_err());
+    assert_eq!(told(&pool()), (None, false));
+    // A leaked page.
+    let mut p = pool();
+    let leaked = p.take().unwrap();
+    assert_eq!(told(&p), (Some("nobody uses any page, and 9 of 10 can be had".into()), true));
+    // A page freed twice: it makes up for the leak in number, but a full check finds it.
+    let twice = p.take().unwrap();
+    p.give_back(&[twice]);
+    p.give_back(&[twice]);
+    assert_eq!(told(&p), (None, true));
+    p.give_back(&[leaked]);
+    assert_eq!(told(&p), (Some("nobody uses any page, and 11 of 10 can be had".into()), true));
+    // A page that is still indexed under its previous contents.
+    let mut p = pool();
+    let id = p.take().unwrap();
+    p.publish(id, Chain::ROOT, &[1; 4]);
+    p.publish(id, Chain::ROOT, &[2; 4]);
+    p.give_back(&[id]);
+    assert_eq!(told(&p), (Some("1 pages hold something, and 2 are indexed".into()), true));
+}

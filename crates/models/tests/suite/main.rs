@@ -1,0 +1,11 @@
+//! Models against references.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod adapters;
+mod encoders;
+mod gguf_encoders;
+mod goldens;
+mod images;
+mod launches;
+mod seq2seq;

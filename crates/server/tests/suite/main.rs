@@ -1,0 +1,20 @@
+//! The server as its clients see it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod access;
+mod adapters;
+mod attacks;
+mod chats;
+mod common;
+mod embeddings;
+mod fields;
+mod grammars;
+mod habits;
+mod limits;
+mod metrics;
+mod requests;
+mod routes;
+mod running;
+mod streams;
+mod thinking;

@@ -24,6 +24,11 @@ pub(crate) fn sanitized(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(shown).collect())
 }
 
+/// `1 file`, `2 files`
+pub(crate) fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// Whether text there may have colours.
 pub(crate) fn colours_on(out: &impl IsTerminal) -> bool {
     out.is_terminal() && env::get("NO_COLOR").is_none() && env::get("TERM").is_none_or(|term| term != "dumb")

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 
 use crate::chat::News;
-use crate::commands::counted;
+use crate::chat_args::ChatArgs;
 use crate::markdown::Markdown;
-use crate::terminal;
+use crate::terminal::{self, counted};
 use crate::wrap::{Style, Wrap};
 
 /// A longer prefill shows a progress bar.
@@ -26,6 +26,15 @@ pub(crate) struct Looks {
     pub wraps: bool,
     /// Do not show thinking.
     pub hides_thinking: bool,
+}
+
+impl Looks {
+    /// As the flags say; `templated`: whether the model has a chat template.
+    pub(crate) fn new(flags: &ChatArgs, templated: bool) -> Looks {
+        let (wraps, hides_thinking) = (!flags.plain, flags.hide_thinking);
+        // A model without a template continues the user's own text, which need not be Markdown.
+        Looks { markdown: wraps && templated, wraps, hides_thinking }
+    }
 }
 
 /// What has been shown so far.

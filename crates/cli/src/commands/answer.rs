@@ -14,7 +14,7 @@ use super::print;
 use crate::args::Run;
 use crate::chat::{Cut, News};
 use crate::encoder::Placement;
-use crate::load::Notice;
+use crate::notice::Notice;
 use crate::settings::{Defaults, Flags, Sources, resolve};
 use crate::view::{Looks, View};
 use crate::{Failed, seq2seq, terminal};

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::build;
-use crate::chat_args::ChatArgs;
+use crate::chat::flags::ChatArgs;
 use crate::log::LogArgs;
 use crate::lora::Lora;
 use crate::settings::{EngineArgs, Flags, SampleArgs};

@@ -1,5 +1,8 @@
 //! Terminal output: sanitized text, colours, progress bars.
 
+pub(crate) mod markdown;
+pub(crate) mod wrap;
+
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 

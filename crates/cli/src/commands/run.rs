@@ -7,8 +7,9 @@ use tallow_models::AnyModel;
 use super::{print, prompt, repl};
 use crate::Failed;
 use crate::args::Run;
+use crate::chat::dialogue::{Dialogue, Message};
+use crate::chat::view::{Looks, View};
 use crate::chat::{Answered, Cut, Talk, roomy, speed, too_long};
-use crate::dialogue::{Dialogue, Message};
 use crate::load::{self, LoadedModel};
 use crate::lora::{self, Lora};
 use crate::memory;
@@ -16,7 +17,6 @@ use crate::model_name::DEMO;
 use crate::notice::Notice;
 use crate::settings::{Defaults, EngineConfig, Flags, Origin, Setting, Sources, resolve};
 use crate::terminal;
-use crate::view::{Looks, View};
 
 /// A prompt of fewer bytes, and so of fewer tokens, leaves room in any default context.
 const SHORT_PROMPT: usize = 4096;

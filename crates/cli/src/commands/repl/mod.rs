@@ -8,12 +8,12 @@ use std::io::Write;
 
 use super::print;
 use crate::args::Run;
+use crate::chat::view::{Looks, View};
 use crate::chat::{Answered, Cut, Talk, speed};
 use crate::load::LoadedModel;
 use crate::lora::Lora;
 use crate::notice::Notice;
 use crate::settings::{EngineConfig, Origin, Setting};
-use crate::view::{Looks, View};
 use crate::{Failed, terminal};
 use lines::Lines;
 

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 
 use crate::chat::News;
-use crate::chat_args::ChatArgs;
-use crate::markdown::Markdown;
+use crate::chat::flags::ChatArgs;
+use crate::terminal::markdown::Markdown;
+use crate::terminal::wrap::{Style, Wrap};
 use crate::terminal::{self, counted};
-use crate::wrap::{Style, Wrap};
 
 /// A longer prefill shows a progress bar.
 const BAR_DELAY: Duration = Duration::from_secs(1);

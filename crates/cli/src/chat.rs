@@ -1,5 +1,9 @@
 //! [`Talk`]: a conversation with a running model, of one prompt or many.
 
+pub(crate) mod dialogue;
+pub(crate) mod flags;
+pub(crate) mod view;
+
 use std::time::Duration;
 
 use tallow_engine::handle::{Done, EngineHandle, Event, Finish, Request};
@@ -7,7 +11,7 @@ use tallow_engine::sampler::Sampling;
 use tallow_text::reasoning::{Piece, Splitter};
 
 use crate::Failed;
-use crate::dialogue::{Dialogue, Message};
+use dialogue::{Dialogue, Message};
 
 /// Default maximum tokens of an answer for models without a chat template, which do not stop by themselves.
 const BASE_MODEL_TOKENS: usize = 256;

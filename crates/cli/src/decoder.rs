@@ -15,9 +15,11 @@ use tallow_engine::step_budget;
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 
-use crate::devices::{CpuOptions, Device, Hardware, Task, Traits, candidates, on_one_of};
-use crate::load::{LoadedModel, Notice, quantized};
+use crate::devices::{CpuOptions, Device, Hardware, Task, Traits, candidates};
+use crate::fit::on_one_of;
+use crate::load::{LoadedModel, quantized};
 use crate::memory::{self, Plan};
+use crate::notice::Notice;
 use crate::settings::{EngineConfig, Origin};
 use crate::{Failed, terminal};
 

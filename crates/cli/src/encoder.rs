@@ -6,11 +6,11 @@ use tallow_core::Backend;
 use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Item};
 
-use crate::args::DeviceArgs;
-use crate::devices::{Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Task, on_some_device};
-use crate::load::Notice;
+use crate::devices::{Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Task};
+use crate::fit::on_some_device;
 use crate::memory::Plan;
-use crate::settings::{EngineConfig, Sources};
+use crate::notice::Notice;
+use crate::settings::{DeviceArgs, EngineConfig, Sources};
 use crate::single_runner::Setup;
 use crate::{Failed, terminal};
 

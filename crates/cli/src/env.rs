@@ -1,6 +1,6 @@
 //! Environment variables, which are read here and nowhere else.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A variable that is read, and what it does.
 pub(crate) struct Variable {
@@ -12,7 +12,7 @@ const fn variable(name: &'static str, does: &'static str) -> Variable {
     Variable { name, does }
 }
 
-/// Our variables that are no settings (each setting has one: see [`crate::settings`]), and those of other programs.
+/// Our variables that are no settings (each setting has one of its own), and those of other programs.
 pub(crate) static VARIABLES: &[Variable] = &[
     variable("TALLOW_CONFIG", "path of the configuration file"),
     variable(
@@ -47,10 +47,9 @@ pub(crate) fn get(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.is_empty())
 }
 
-/// All variables that are read and set. Secrets are masked.
-pub(crate) fn set() -> Vec<(String, String)> {
-    let ours = crate::settings::KNOWN.iter().map(crate::settings::Known::variable);
-    let names = VARIABLES.iter().map(|v| v.name.to_owned()).chain(ours);
+/// All variables that are set, of these and those of `settings`. Secrets are masked.
+pub(crate) fn set(settings: impl Iterator<Item = String>) -> Vec<(String, String)> {
+    let names = VARIABLES.iter().map(|v| v.name.to_owned()).chain(settings);
     let told = |name: &str, value: String| match name {
         "TALLOW_API_KEY" | "HF_TOKEN" => "(set)".into(),
         // Proxy URLs can contain a password.
@@ -84,6 +83,14 @@ fn either(name: &str) -> Option<String> {
 /// A folder that a variable names, else one under the home folder.
 fn folder(name: &str, under_home: &str) -> Option<PathBuf> {
     get(name).map(PathBuf::from).or_else(|| Some(PathBuf::from(get("HOME")?).join(under_home)))
+}
+
+/// A path with `~/` expanded to the home folder.
+pub(crate) fn expand(name: &str) -> PathBuf {
+    match (name.strip_prefix("~/"), get("HOME")) {
+        (Some(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => PathBuf::from(name),
+    }
 }
 
 /// Default path of the configuration file.

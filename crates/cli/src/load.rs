@@ -1,11 +1,9 @@
 //! From a model's name to an open model.
 
-use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use tallow_checkpoint::Checkpoint;
-use tallow_hub::{Cache, Hub, HubError, ModelRef};
+use tallow_hub::{HubError, ModelRef};
 use tallow_models::encoder::EncoderModel;
 use tallow_models::recipe::Recipe;
 use tallow_models::seq2seq::Seq2SeqModel;
@@ -14,11 +12,14 @@ use tallow_text::generation::Generation;
 use tallow_text::template::ChatTemplates;
 use tallow_text::tokenizer::Tokenizer;
 
-use crate::settings::{Origin, Sources, Switch, unreadable};
-use crate::{Failed, commands, env, log, terminal};
+use crate::Failed;
+use crate::env::expand;
+use crate::hub::{self, Offline};
+use crate::model_name::{DEMO, short_name};
+use crate::notice::Notice;
+use crate::settings::{Sources, unreadable};
 
-/// Name of the model that is embedded in the program.
-pub(crate) const DEMO: &str = "demo";
+/// The model of the name [`DEMO`].
 static DEMO_BYTES: &[u8] = include_bytes!("../../../assets/demo.gguf");
 
 /// A decoder model with what goes with it, not yet on a device.
@@ -46,52 +47,6 @@ impl TextCodec {
     }
 }
 
-/// The cache of downloaded models.
-pub(crate) fn cache() -> Result<Cache, Failed> {
-    let folder = env::hub_cache().ok_or_else(|| {
-        Failed::new("there is no folder for downloaded models: set HOME, or HF_HUB_CACHE to a folder")
-    })?;
-    Ok(Cache::at(folder))
-}
-
-/// Hub client, configured from the environment.
-pub(crate) fn hub() -> Result<Hub, Failed> {
-    let (proxy, no_proxy) = env::proxy();
-    let mut settings = tallow_hub::Settings { token: env::hub_token(), no_proxy, ..Default::default() };
-    (settings.names.endpoint, settings.names.token) = ("HF_ENDPOINT".into(), "HF_TOKEN".into());
-    if let Some((variable, proxy)) = proxy {
-        (settings.names.proxy, settings.proxy) = (variable.into(), Some(proxy));
-    }
-    if let Some(endpoint) = env::get("HF_ENDPOINT") {
-        settings.endpoint = endpoint;
-    }
-    Ok(Hub::new(cache()?, &settings)?)
-}
-
-/// Why the hub must not be contacted: which setting says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Offline {
-    Flag,
-    /// `HF_HUB_OFFLINE`, which other programs that use the hub read, too.
-    HubVariable,
-    OwnVariable,
-    File,
-}
-
-impl std::fmt::Display for Offline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Offline::Flag => "--offline is given: leave it out to download models",
-            Offline::HubVariable => "HF_HUB_OFFLINE is set: unset it to download models",
-            Offline::OwnVariable => "TALLOW_OFFLINE is set: unset it to download models",
-            Offline::File => {
-                "the configuration file says `offline = true`: take that out to download models (`tallow doctor` says where \
-                 the file is)"
-            }
-        })
-    }
-}
-
 /// Options for opening a model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenOptions {
@@ -106,7 +61,7 @@ impl OpenOptions {
         quant: Option<Recipe>,
     ) -> Result<OpenOptions, Failed> {
         let quant = sources.find("quant", quant)?.map(|quant| quant.value);
-        Ok(OpenOptions { offline: self::offline(sources, offline)?, quant })
+        Ok(OpenOptions { offline: hub::offline(sources, offline)?, quant })
     }
 
     /// With this `quant` or none, whatever the configuration file says: its setting is for models that are run, not
@@ -116,7 +71,7 @@ impl OpenOptions {
         offline: bool,
         quant: Option<Recipe>,
     ) -> Result<OpenOptions, Failed> {
-        Ok(OpenOptions { offline: self::offline(sources, offline)?, quant })
+        Ok(OpenOptions { offline: hub::offline(sources, offline)?, quant })
     }
 
     /// Rejects `quant`: models with encoders are small, and are used as stored.
@@ -128,20 +83,6 @@ impl OpenOptions {
             ))),
         }
     }
-}
-
-/// Whether the hub must not be contacted, and which setting says so.
-pub(crate) fn offline(sources: &Sources, flag: bool) -> Result<Option<Offline>, Failed> {
-    let asked = sources.get("offline", flag.then_some(Switch(true)), Switch(false))?;
-    let off = |value: &String| ["0", "false", "no", "off"].contains(&value.as_str());
-    Ok(match asked.origin {
-        origin if asked.value.0 => Some(match origin {
-            Origin::Flag => Offline::Flag,
-            Origin::Environment(_) => Offline::OwnVariable,
-            _ => Offline::File,
-        }),
-        _ => env::get("HF_HUB_OFFLINE").filter(|value| !off(value)).map(|_| Offline::HubVariable),
-    })
 }
 
 /// Finds a model's files; downloads them if they are not here.
@@ -169,7 +110,7 @@ fn checkpoint(name: &str, offline: Option<Offline>) -> Result<Checkpoint, Failed
         )),
         other => other.into(),
     })?;
-    if let Some(snapshot) = cache()?.find(&model)? {
+    if let Some(snapshot) = hub::cache()?.find(&model)? {
         return Ok(Checkpoint::open(&snapshot.path)?);
     }
     if let Some(why) = offline {
@@ -177,20 +118,12 @@ fn checkpoint(name: &str, offline: Option<Offline>) -> Result<Checkpoint, Failed
             "{name} is not on this machine, and {why}. `tallow list` shows what is here"
         )));
     }
-    let fetched = commands::hub::fetch(&model);
+    let fetched = hub::fetch(&model);
     // The name may have been meant as a path.
     let fetched = fetched.map_err(|e| {
         Failed::new(format!("{name} is not a file or folder here, and could not be downloaded: {e}"))
     })?;
     Ok(Checkpoint::open(&fetched.path)?)
-}
-
-/// A path with `~/` expanded to the home folder.
-pub(crate) fn expand(name: &str) -> PathBuf {
-    match (name.strip_prefix("~/"), env::get("HOME")) {
-        (Some(rest), Some(home)) => Path::new(&home).join(rest),
-        _ => PathBuf::from(name),
-    }
 }
 
 /// Opens a decoder model without its tokenizer; golden and benchmark models have none.
@@ -252,15 +185,6 @@ pub(crate) fn tokenizer(name: &str, offline: Option<Offline>) -> Result<Tokenize
     })
 }
 
-/// A model's name as clients know it: without folders (of a path on disk) and `.gguf`.
-pub(crate) fn short_name(name: &str) -> String {
-    let path = Path::new(name);
-    let on_disk = path.exists();
-    let last = path.file_name().map(|n| n.to_string_lossy().into_owned()).filter(|_| on_disk);
-    let last = last.unwrap_or_else(|| name.to_owned());
-    last.strip_suffix(".gguf").map_or(last.clone(), str::to_owned)
-}
-
 impl LoadedModel {
     /// Tokenizer and chat templates, read on first use.
     pub(crate) fn text_codec(&self) -> Result<&TextCodec, Failed> {
@@ -275,56 +199,5 @@ impl LoadedModel {
     /// error does not depend on which of the two came first.
     pub(crate) fn after_text_codec<T>(&self, done: Result<T, Failed>) -> Result<T, Failed> {
         done.or_else(|why| self.text_codec().and(Err(why)))
-    }
-}
-
-/// Notices while a device is chosen.
-#[derive(Debug)]
-pub(crate) enum Notice {
-    /// The chosen device, and the memory plan on it.
-    Taken(String),
-    /// Why the model will be slower than it could be.
-    Slow(String),
-    /// What was done with weights that were to be quantized.
-    Quantized(String),
-    /// A preferred device that is passed over, and why.
-    PassedOver(String),
-    /// Why the CPU is used, where that is expected.
-    OnCpu(String),
-}
-
-impl Notice {
-    /// Shows the notice to users: the chosen device on a terminal only, why the model is slow unless `--quiet` is given,
-    /// what is quantized or passed over always.
-    pub(crate) fn show(&self) {
-        match self {
-            Notice::Taken(text) if std::io::stderr().is_terminal() && !log::is_quiet() => {
-                terminal::tell(&terminal::dim(text));
-            }
-            Notice::Taken(text) => tracing::info!("{text}"),
-            Notice::OnCpu(text) => tracing::info!("{text}"),
-            Notice::Slow(_) if log::is_quiet() => {}
-            Notice::Slow(text) | Notice::Quantized(text) | Notice::PassedOver(text) => {
-                terminal::tell(&terminal::sanitized(text))
-            }
-        }
-    }
-
-    /// As [`Notice::show`], for commands that report only devices that are passed over.
-    pub(crate) fn show_passed_over(&self) {
-        if let Notice::PassedOver(_) = self {
-            self.show();
-        }
-    }
-
-    /// Writes it to the log.
-    pub(crate) fn log(&self) {
-        match self {
-            Notice::Taken(text) => tracing::info!("{text}"),
-            Notice::OnCpu(text) => tracing::debug!("{text}"),
-            Notice::Slow(text) | Notice::Quantized(text) | Notice::PassedOver(text) => {
-                tracing::warn!("{text}")
-            }
-        }
     }
 }

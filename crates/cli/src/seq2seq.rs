@@ -10,10 +10,11 @@ use tallow_engine::transcribe::Transcriber;
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
 
-use crate::devices::{CpuOptions, Device, Hardware, Task, on_some_device};
+use crate::devices::{CpuOptions, Device, Hardware, Task};
 use crate::encoder::Placement;
-use crate::load::Notice;
+use crate::fit::on_some_device;
 use crate::memory::Plan;
+use crate::notice::Notice;
 use crate::settings::KvType;
 use crate::{Failed, terminal};
 

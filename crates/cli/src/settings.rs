@@ -1,6 +1,7 @@
 //! Settings: flags, the environment, the configuration file and the model's own defaults are resolved into a typed
 //! [`EngineConfig`], which every command uses, and which records where each value came from.
 
+mod flags;
 mod sources;
 
 use std::fmt;
@@ -13,9 +14,9 @@ use tallow_engine::sampler::Sampling;
 use tallow_text::generation::Generation;
 
 use crate::Failed;
-use crate::args::{EngineArgs, SampleArgs, Serve};
-use crate::devices::{Arithmetic, CpuOptions, DeviceChoice, Isa};
+use crate::devices::{Arithmetic, CpuOptions, DeviceChoice, Isa, cores};
 
+pub(crate) use flags::{DeviceArgs, EngineArgs, Flags, KV, SampleArgs};
 pub(crate) use sources::{Seed, Sources, Switch, reason, unreadable};
 
 /// Where a value came from.
@@ -236,24 +237,6 @@ impl Defaults {
     }
 }
 
-/// Flags that determine the engine configuration.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Flags {
-    pub engine: EngineArgs,
-    pub sampling: SampleArgs,
-    pub slots: Option<usize>,
-    pub queue: Option<usize>,
-    pub queue_timeout: Option<u64>,
-}
-
-impl Flags {
-    pub(crate) fn of_server(args: &Serve) -> Flags {
-        let (engine, sampling) = (args.engine.clone(), args.sampling.clone());
-        let (slots, queue, queue_timeout) = (args.slots, args.queue, args.queue_timeout);
-        Flags { engine, sampling, slots, queue, queue_timeout }
-    }
-}
-
 /// Resolves the engine configuration; the only place where it is decided.
 pub(crate) fn resolve(
     sources: &Sources,
@@ -310,11 +293,6 @@ pub(crate) fn resolve(
     };
     config.check()?;
     Ok(config)
-}
-
-/// Default number of threads.
-pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl EngineConfig {

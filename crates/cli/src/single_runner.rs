@@ -12,15 +12,14 @@ use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 
 use crate::Failed;
-use crate::args::DeviceArgs;
 use crate::decoder::Loading;
 use crate::devices::{
-    Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Isa, MeasuredBackend, Task, Traits,
-    on_some_device,
+    Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Isa, MeasuredBackend, Task, Traits, cores,
 };
-use crate::load::Notice;
+use crate::fit::on_some_device;
 use crate::memory::{PAGE, Plan, Step};
-use crate::settings::{KvType, Sources, cores};
+use crate::notice::Notice;
+use crate::settings::{DeviceArgs, KvType, Sources};
 
 /// How a model is set up on a device.
 #[derive(Clone, Copy, Debug)]

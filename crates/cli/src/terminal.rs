@@ -1,5 +1,8 @@
 //! Terminal output: sanitized text, colours, progress bars.
 
+pub(crate) mod markdown;
+pub(crate) mod wrap;
+
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 
@@ -22,6 +25,11 @@ pub(crate) fn sanitized(text: &str) -> Cow<'_, str> {
         c => c,
     };
     Cow::Owned(text.chars().map(shown).collect())
+}
+
+/// `1 file`, `2 files`
+pub(crate) fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 /// Whether text there may have colours.

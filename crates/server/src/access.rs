@@ -14,6 +14,7 @@ use axum::response::Response;
 use hyper::body::{Body as _, Bytes, Frame, SizeHint};
 
 use crate::errors::{ApiError, quoted};
+use crate::http::connection::Client;
 use crate::metrics::Metrics;
 
 /// Logged status of a request whose client disconnected before the answer, as in nginx.
@@ -26,10 +27,6 @@ const CLOSED: &str = "the connection was closed before the answer ended";
 tokio::task_local! {
     static CURRENT: Notes;
 }
-
-/// A client's address, which connections attach to their requests.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Client(pub(crate) SocketAddr);
 
 /// Notes about a request while it is answered. Clones share them.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +70,7 @@ impl Notes {
         let plain = |id: &String| {
             !id.is_empty() && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
         };
-        self.note(|noted| Some(noted.id.clone()).filter(plain)).unwrap_or_else(crate::run::unique)
+        self.note(|noted| Some(noted.id.clone()).filter(plain)).unwrap_or_else(crate::request_id::unique)
     }
 }
 

@@ -11,9 +11,10 @@ use tokio::time::Instant;
 
 use crate::budget::{Pace, SMALL, Stage, evicted};
 use crate::errors::ApiError;
-use crate::json;
+use crate::parse::json;
 use crate::request_context::RequestContext;
-use crate::state::{Model, Server};
+use crate::served::Model;
+use crate::state::Server;
 
 /// Longest body in bytes.
 const MAX_BYTES: usize = 16 << 20;

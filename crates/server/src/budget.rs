@@ -13,8 +13,8 @@ use axum::http::StatusCode;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::connection_table::ConnectionSlot;
 use crate::errors::ApiError;
+use crate::http::connection_table::ConnectionSlot;
 
 /// Claims up to this many bytes are small and may use the share kept for small ones.
 pub(crate) const SMALL: usize = 256 << 10;

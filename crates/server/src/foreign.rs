@@ -6,8 +6,7 @@
 use serde_json::Value;
 
 use crate::errors::ApiError;
-use crate::fields::Fields;
-use crate::generation::MAX_TOKENS;
+use crate::parse::fields::{Fields, MAX_TOKENS};
 
 /// Fields by their names elsewhere, and our names.
 const ALIASES: [(&str, &str); 6] = [

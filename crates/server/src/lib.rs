@@ -4,40 +4,26 @@
 //! nothing below it knows JSON.
 
 mod access;
-mod answers;
-mod base64;
 mod body;
 mod budget;
-mod connection;
-mod connection_table;
+mod clock;
 mod endpoints;
 mod errors;
 mod exposition;
-mod fields;
 mod foreign;
 mod generation;
-mod guard;
-mod json;
-mod limits;
-mod loading;
+mod http;
 mod log_health;
-mod lora;
 mod metrics;
-mod multipart;
-mod origin;
+mod parse;
 mod prepare_pool;
 mod process;
-mod prompt;
 mod request_context;
+mod request_id;
 mod routes;
-mod run;
 mod served;
-mod socket;
 mod state;
-mod stream;
-mod thinking;
 pub mod transcript;
-mod wire;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,8 +35,8 @@ pub use endpoints::{
     ChatRequest, CompletionRequest, endpoints_as_markdown, parse_chat_request, parse_completion_request,
 };
 pub use errors::ApiError;
-pub use limits::Limits;
-pub use loading::Loading;
+pub use http::limits::Limits;
+pub use http::loading::Loading;
 pub use log_health::LogHealth;
 pub use served::{Served, ServedEncoder, ServedSpeech};
 
@@ -106,8 +92,8 @@ impl Settings {
         if self.api_keys.iter().any(String::is_empty) {
             return Err("an API key is empty, which everybody knows".into());
         }
-        self.allow_hosts.iter().try_for_each(|host| origin::check_host(host))?;
-        self.allow_origins.iter().try_for_each(|origin| origin::check_origin(origin))
+        self.allow_hosts.iter().try_for_each(|host| http::origin::check_host(host))?;
+        self.allow_origins.iter().try_for_each(|origin| http::origin::check_origin(origin))
     }
 }
 
@@ -148,7 +134,7 @@ async fn serve_model<M: endpoints::Kind>(
     settings: Settings,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), std::io::Error> {
-    let guard = guard::Guard::new(&settings, listener.local_addr()?)?;
+    let guard = http::guard::Guard::new(&settings, listener.local_addr()?)?;
     let server = Arc::new(state::Server::new(served, settings, guard));
     let end = {
         let server = server.clone();
@@ -158,7 +144,7 @@ async fn serve_model<M: endpoints::Kind>(
         }
     };
     let table = server.connection_table.clone();
-    let open = connection::accept(&listener, routes::router(server), table, end).await;
+    let open = http::connection::accept(&listener, routes::router(server), table, end).await;
     drop(listener);
     open.close().await;
     Ok(())

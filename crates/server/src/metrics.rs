@@ -13,7 +13,6 @@ use tallow_engine::seq2seq::Seq2SeqHandle;
 
 use crate::errors::ApiError;
 use crate::exposition::{Labels, Page};
-use crate::wire::finish_reason;
 
 /// Bucket bounds in seconds.
 const SHORT: &[f64] =
@@ -154,8 +153,8 @@ impl Metrics {
         self.max_tokens.add(max_tokens as f64);
     }
 
-    /// Records a complete choice.
-    pub(crate) fn done(&self, done: &Done, took: Duration) {
+    /// Records a complete choice, with its finish reason.
+    pub(crate) fn done(&self, done: &Done, reason: &str, took: Duration) {
         self.end_to_end.took(took);
         self.queue.took(done.timings.queue);
         self.prefill.took(done.timings.prefill);
@@ -166,7 +165,7 @@ impl Metrics {
         }
         self.prompt_tokens.add(done.prompt_tokens as f64);
         self.new_tokens.add(done.new_tokens as f64);
-        self.ended(finish_reason(&done.reason));
+        self.ended(reason);
     }
 
     /// Records that a request is complete; `longest`: tokens of its longest choice.
@@ -393,6 +392,6 @@ fn adapters(page: &mut Page, handle: &EngineHandle) {
     page.gauges(
         "vllm:lora_requests_info",
         "LoRA adapters of running and waiting requests.",
-        [(labels, crate::prompt::unix_time())],
+        [(labels, crate::clock::unix_time())],
     );
 }

@@ -14,7 +14,7 @@ use tallow_engine::handle::Unread;
 use tallow_engine::scheduler::ClientId;
 
 use crate::budget::{Budget, Claim, Stage};
-use crate::connection_table::ConnectionSlot;
+use crate::http::connection_table::ConnectionSlot;
 
 /// Answers are handed to the connection in pieces of at most this many bytes, so that unsent bytes stay accounted. A
 /// stream's frames are shorter, so its events stay whole.

@@ -1,7 +1,10 @@
 //! The router, made from the table of endpoints, and the middleware in front of it.
 
 use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -11,11 +14,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 
 use crate::access::Entry;
-use crate::connection::catch_panic;
 use crate::endpoints::{self, ENDPOINTS, Endpoint, Kind};
 use crate::errors::{ApiError, quoted};
 use crate::foreign;
-use crate::guard::{REQUEST_ID, is_preflight, request_id};
+use crate::http::guard::is_preflight;
+use crate::request_id::{REQUEST_ID, request_id};
 use crate::state::{AnyServer, Server};
 
 /// All routes of a server whose model is of kind `M`.
@@ -62,7 +65,7 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
     let (mut response, reader) = match server.guard.origin(request.headers()) {
         Err(error) => (error.into_response(), None),
         Ok(Some(reader)) if is_preflight(request.method(), request.headers()) => {
-            (reader.preflight(request.headers()), Some(reader))
+            (reader.preflight(request.headers(), endpoints::methods()), Some(reader))
         }
         Ok(reader) => (entry.scope(ctx.scope(authorized(&server, request, next))).await, reader),
     };
@@ -102,6 +105,19 @@ async fn no_route(request: Request) -> ApiError {
 async fn wrong_method(request: Request) -> ApiError {
     let why = format!("{} does not take {}", quoted(request.uri().path()), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why)
+}
+
+/// Runs a future that may panic; `None` if it did.
+pub(crate) async fn catch_panic<T>(work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    let poll = |cx: &mut Context<'_>| {
+        let polled = std::panic::AssertUnwindSafe(|| work.as_mut().poll(cx));
+        match std::panic::catch_unwind(polled) {
+            Ok(polled) => polled.map(Some),
+            Err(_) => Poll::Ready(None),
+        }
+    };
+    poll_fn(poll).await
 }
 
 #[cfg(test)]
@@ -154,5 +170,19 @@ mod tests {
         for Endpoint { method, path, .. } in ENDPOINTS {
             assert!(all.contains(&(method.name(), path)), "{path}");
         }
+    }
+
+    #[tokio::test]
+    async fn panics_are_contained() {
+        let worked = catch_panic(async {
+            tokio::task::yield_now().await;
+            5
+        });
+        assert_eq!(worked.await, Some(5));
+        let failed = catch_panic(async {
+            tokio::task::yield_now().await;
+            panic!("on purpose");
+        });
+        assert_eq!(failed.await, None);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Served`], [`ServedEncoder`] and [`ServedSpeech`]: the models that a server can serve.
+//! [`Model`]: what a server can serve. [`Served`], [`ServedEncoder`] and [`ServedSpeech`] are its kinds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,30 @@ use tokio::sync::Semaphore;
 
 use crate::exposition::Page;
 use crate::metrics::Metrics;
-use crate::state::Model;
+
+/// A served model of any kind.
+pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
+    /// Names of the model; the first is the primary one.
+    fn names(&self) -> &[String];
+    /// Names of loaded adapters, which requests may give as the model.
+    fn adapters(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// Context length in tokens.
+    fn context(&self) -> usize;
+    /// Whether its engine takes requests; the error says why not.
+    fn ready(&self) -> Result<(), Failure>;
+    /// Whether its engine is running.
+    fn is_alive(&self) -> bool;
+    /// Tells its engine to finish within some time and end.
+    fn drain(&self, within: Duration);
+    /// Number of checks that found its KV cache's pages inconsistent.
+    fn page_faults(&self) -> u64 {
+        0
+    }
+    /// Writes its metrics.
+    fn metrics(&self, page: &mut Page, of_server: &Metrics);
+}
 
 /// A generative model.
 #[derive(Clone, Debug)]

@@ -4,45 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::Request;
-use tallow_engine::handle::Failure;
 use tokio::sync::watch;
 
+use crate::Settings;
 use crate::budget::Budget;
-use crate::connection_table::{ConnectionTable, Occupancy};
 use crate::errors::ApiError;
-use crate::exposition::Page;
-use crate::guard::Guard;
+use crate::http::connection_table::{ConnectionTable, Occupancy};
+use crate::http::guard::Guard;
 use crate::metrics::Metrics;
 use crate::prepare_pool::PreparePool;
 use crate::request_context::RequestContext;
-use crate::{Served, Settings};
+use crate::served::{Model, Served};
 
 /// How long streams have to report that they were cut off, once the drain time is over.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
-
-/// A served model of any kind.
-pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
-    /// Names of the model; the first is the primary one.
-    fn names(&self) -> &[String];
-    /// Names of loaded adapters, which requests may give as the model.
-    fn adapters(&self) -> Vec<String> {
-        Vec::new()
-    }
-    /// Context length in tokens.
-    fn context(&self) -> usize;
-    /// Whether its engine takes requests; the error says why not.
-    fn ready(&self) -> Result<(), Failure>;
-    /// Whether its engine is running.
-    fn is_alive(&self) -> bool;
-    /// Tells its engine to finish within some time and end.
-    fn drain(&self, within: Duration);
-    /// Number of checks that found its KV cache's pages inconsistent.
-    fn page_faults(&self) -> u64 {
-        0
-    }
-    /// Writes its metrics.
-    fn metrics(&self, page: &mut Page, of_server: &Metrics);
-}
 
 /// State shared by all connections.
 #[derive(Debug)]
@@ -73,7 +48,7 @@ impl<M: Model> Server<M> {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Server {
             metrics: Arc::new(Metrics::new()),
-            since: crate::prompt::unix_time(),
+            since: crate::clock::unix_time(),
             budget: Arc::new(Budget::new(settings.limits.memory)),
             prepare_pool: Arc::new(PreparePool::new(processors)),
             connection_table: Arc::new(settings.limits.connection_table()),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::DeviceArgs;
+use crate::settings::DeviceArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct Embed {

@@ -137,7 +137,7 @@ fn variables() -> String {
 
 fn subcommand(mut command: Command) -> Command {
     let name = command.get_name().to_owned();
-    if super::rewrite::has_model(&command) {
+    if has_model(&command) {
         let named = Arg::new(NAMED).short('m').long(MODEL).value_name("MODEL").display_order(0);
         let named = named.aliases(["hf", "hf-repo", "hfr"]).help_heading(None::<&str>);
         command = command.arg(named.help("The model, as an option in place of the first argument"));
@@ -148,6 +148,11 @@ fn subcommand(mut command: Command) -> Command {
         format!("Variables and files: `tallow --help`. Every setting: {HOME}/blob/main/docs/reference.md");
     let long = examples(&name).map_or_else(|| more.clone(), |examples| format!("{examples}\n\n{more}"));
     command.after_help(format!("`tallow {name} --help` says more.")).after_long_help(long)
+}
+
+/// Whether the first positional of a built command is a model.
+fn has_model(command: &Command) -> bool {
+    command.get_positionals().next().is_some_and(|arg| arg.get_id() == MODEL)
 }
 
 /// Adds an option's default, variable and aliases to its help, and has numbers parsed with our error messages.

@@ -2,12 +2,12 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
-use std::path::Path;
 
 use clap::FromArgMatches;
 
 use super::rewrite::{Rewritten, rewrite};
 use super::{Cli, command};
+use crate::model_name::is_model;
 
 /// Parses the command line. Errors end the program with a message.
 pub(crate) fn parse() -> Cli {
@@ -87,15 +87,4 @@ fn is_similar(a: &str, b: &str) -> bool {
         }
     }
     row.last().is_some_and(|changes| *changes * 3 <= a.len().min(b.len()))
-}
-
-/// Whether the word can hardly be anything but a model.
-pub(super) fn is_model(word: &OsStr) -> bool {
-    let path = Path::new(word);
-    let known = |text: &str| text == crate::load::DEMO || tallow_hub::is_alias(text);
-    let on_disk = || {
-        path.is_dir() && path.join("config.json").exists()
-            || path.extension().is_some_and(|e| e == "gguf") && path.exists()
-    };
-    word.to_str().is_some_and(known) || on_disk()
 }

@@ -13,7 +13,8 @@ use clap::{Arg, ArgAction, Command, Error};
 use tallow_models::recipe::Recipe;
 
 use super::foreign::{self, Foreign, Means, Takes};
-use super::help::{MODEL, NAMED};
+use super::help::NAMED;
+use crate::model_name::is_model;
 
 /// A command line for clap, and notes for the user.
 #[derive(Debug)]
@@ -226,7 +227,7 @@ impl<'a> Line<'a> {
                 None if !many && self.words.len() + self.tail.len().saturating_sub(1) >= places.len() => {
                     self.words.first()
                 }
-                None => self.words.first().filter(|word| many && super::is_model(word)),
+                None => self.words.first().filter(|word| many && is_model(word)),
             };
             if let Some(second) = second {
                 let [first, second] = [first, second].map(|name| name.to_string_lossy());
@@ -265,11 +266,6 @@ fn is_option(token: &OsStr) -> bool {
 fn takes_value(arg: &Arg) -> bool {
     // An optional value comes after `=`, so it is never the next argument.
     arg.get_action().takes_values() && arg.get_num_args().is_none_or(|n| n.min_values() > 0)
-}
-
-/// Whether the first positional of a built command is a model.
-pub(super) fn has_model(command: &Command) -> bool {
-    command.get_positionals().next().is_some_and(|arg| arg.get_id() == MODEL)
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tallow_models::recipe::Recipe;
 
-use super::{DeviceArgs, EngineArgs, KV, SampleArgs};
 use crate::devices::{Arithmetic, DeviceChoice};
 use crate::lora::Lora;
+use crate::settings::{DeviceArgs, EngineArgs, KV, SampleArgs};
 
 /// How a table is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -12,11 +12,11 @@ use tallow_text::tokenizer::{Special, Tokenizer};
 
 use super::print;
 use crate::args::Run;
+use crate::chat::view::{Looks, View};
 use crate::chat::{Cut, News};
 use crate::encoder::Placement;
-use crate::load::Notice;
+use crate::notice::Notice;
 use crate::settings::{Defaults, Flags, Sources, resolve};
-use crate::view::{Looks, View};
 use crate::{Failed, seq2seq, terminal};
 
 /// Default maximum tokens of an answer.

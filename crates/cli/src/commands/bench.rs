@@ -12,11 +12,12 @@ use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;
 use tallow_models::spec::{LayerSpec, MoeSpec};
 
-use crate::args::{Bench, DeviceArgs, PromptAndAnswer};
+use crate::args::{Bench, PromptAndAnswer};
 use crate::devices::{Arithmetic, DeviceChoice, MeasuredBackend, Speeds};
-use crate::load::{self, DEMO};
+use crate::load;
 use crate::lora::Lora;
-use crate::settings::Sources;
+use crate::model_name::DEMO;
+use crate::settings::{DeviceArgs, Sources};
 use crate::single_runner::{ModelTask, Setup, SingleRunner, run_single};
 use crate::{Failed, terminal};
 

@@ -8,12 +8,16 @@ use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::AnyModel;
 use tallow_text::generation::Generation;
 
-use super::{counted, print};
+use super::print;
 use crate::args::Doctor;
-use crate::devices::{Arithmetic, CpuOptions, CpuSpeeds, Device, Hardware, Isa, Task, candidates, cpu_name};
-use crate::memory::{Memory, Plan, size};
-use crate::settings::{Defaults, EngineConfig, Flags, Sources, cores, resolve};
-use crate::{Failed, build, env, load, terminal};
+use crate::devices::{
+    Arithmetic, CpuOptions, CpuSpeeds, Device, Hardware, Isa, Memory, Task, candidates, cores, cpu_name,
+};
+use crate::memory::{Plan, size};
+use crate::model_name::short_name;
+use crate::settings::{Defaults, EngineConfig, Flags, KNOWN, Known, Sources, resolve};
+use crate::terminal::counted;
+use crate::{Failed, build, env, hub, load, terminal};
 
 pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     if args.reference {
@@ -87,7 +91,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         let _ = writeln!(text, "  {name:<20} {value:<28} {origin}");
     }
     text += "\nvariables that are set\n";
-    for (name, value) in env::set() {
+    for (name, value) in env::set(KNOWN.iter().map(Known::variable)) {
         let _ = writeln!(text, "  {name:<20} {value}");
     }
     print(&terminal::sanitized(&text))?;
@@ -131,7 +135,7 @@ fn of_one_use(
     config: &EngineConfig,
     plan: impl Fn(&Device) -> Plan,
 ) -> Result<(), Failed> {
-    let (lines, found) = planned(&load::short_name(name), config, plan)?;
+    let (lines, found) = planned(&short_name(name), config, plan)?;
     print(&terminal::sanitized(&(text + &lines)))?;
     found.map(drop)
 }
@@ -223,7 +227,7 @@ fn cache(text: &mut String, sources: &Sources, offline: bool) -> Result<(), Fail
         text.push_str("models     nowhere to keep them: set HOME or HF_HUB_CACHE\n");
         return Ok(());
     };
-    let models = load::cache()?.list();
+    let models = hub::cache()?.list();
     let what = match &models {
         Ok(models) => {
             format!("{}, {}", counted(models.len(), "model"), size(models.iter().map(|m| m.bytes).sum()))
@@ -233,7 +237,7 @@ fn cache(text: &mut String, sources: &Sources, offline: bool) -> Result<(), Fail
     let _ = writeln!(text, "models     {}: {what}", folder.display());
     let endpoint = env::get("HF_ENDPOINT").unwrap_or_else(|| tallow_hub::Settings::default().endpoint);
     let token = if env::hub_token().is_some() { "with a token" } else { "without a token" };
-    match load::offline(sources, offline)? {
+    match hub::offline(sources, offline)? {
         Some(why) => drop(writeln!(text, "hub        not to be asked: {why}")),
         None => drop(writeln!(text, "hub        {endpoint}, {token}")),
     }

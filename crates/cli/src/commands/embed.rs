@@ -7,10 +7,12 @@ use serde_json::{Value, json};
 use tallow_models::encoder::{EncoderModel, Image, Input, Item, Truncation, relevance, shortened};
 
 use super::{print, text_or_stdin};
-use crate::args::{Classify, DeviceArgs, Embed, Rerank};
+use crate::args::{Classify, Embed, Rerank};
 use crate::encoder::{self, Placement, Running};
-use crate::load::{self, Notice};
-use crate::settings::{Sources, unreadable};
+use crate::load;
+use crate::model_name::short_name;
+use crate::notice::Notice;
+use crate::settings::{DeviceArgs, Sources, unreadable};
 use crate::{Failed, terminal};
 
 /// Texts submitted together: their results are shown before more are submitted.
@@ -194,7 +196,7 @@ fn start(
     sources: &Sources,
 ) -> Result<Running, Failed> {
     let placement = Placement::new(sources, device)?;
-    encoder::start(model, placement, vec![load::short_name(name)], 1, &Notice::show_passed_over)
+    encoder::start(model, placement, vec![short_name(name)], 1, &Notice::show_passed_over)
 }
 
 fn answered(handle: &Running, inputs: Vec<impl Into<Item>>) -> Result<Vec<Vec<f32>>, Failed> {

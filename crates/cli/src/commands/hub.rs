@@ -3,17 +3,17 @@
 use std::io::{IsTerminal, Write};
 use std::time::SystemTime;
 
-use indicatif::ProgressBar;
 use serde_json::json;
-use tallow_hub::{ALIASES, Alias, CachedModel, Event, Match, ModelRef, Snapshot};
+use tallow_hub::{ALIASES, Alias, CachedModel, Match, ModelRef};
 
-use super::{counted, print};
+use super::print;
 use crate::Failed;
 use crate::args::{List, Pull, Rm, Search};
-use crate::load::{DEMO, cache, hub, offline};
+use crate::hub::{cache, fetch, hub, offline};
 use crate::memory::size;
+use crate::model_name::DEMO;
 use crate::settings::Sources;
-use crate::terminal;
+use crate::terminal::{self, counted};
 
 /// `tallow pull`
 pub(crate) fn pull(args: &Pull, sources: &Sources) -> Result<(), Failed> {
@@ -27,54 +27,6 @@ pub(crate) fn pull(args: &Pull, sources: &Sources) -> Result<(), Failed> {
     }
     let snapshot = fetch(&ModelRef::parse(&args.model)?)?;
     print(&format!("{}\n", snapshot.path.display()))
-}
-
-/// Downloads a model with a progress bar.
-pub(crate) fn fetch(model: &ModelRef) -> Result<Snapshot, Failed> {
-    let mut bar: Option<(String, ProgressBar)> = None;
-    let snapshot = hub()?.pull(model, &mut |event| watch(&mut bar, event));
-    if let Some((_, bar)) = bar {
-        bar.finish_and_clear();
-    }
-    Ok(snapshot?)
-}
-
-fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
-    let tell = |bar: &Option<(String, ProgressBar)>, text: String| {
-        let text = terminal::sanitized(&text).into_owned();
-        match bar {
-            Some((_, bar)) if !bar.is_hidden() => bar.println(text),
-            _ => terminal::tell(&text),
-        }
-    };
-    match event {
-        // Without a terminal only unusual events are reported.
-        Event::Missing { .. } if !std::io::stderr().is_terminal() => {}
-        Event::Missing { files: 0, .. } => {}
-        Event::Missing { files, bytes } => {
-            tell(bar, format!("downloading {}, {}", counted(files, "file"), size(bytes)));
-        }
-        Event::Progress { file, done, total } => {
-            if bar.as_ref().is_none_or(|(name, _)| name != file) {
-                if let Some((_, old)) = bar.take() {
-                    old.finish_and_clear();
-                }
-                // What an earlier pull left counts as done, but not for the speed.
-                *bar = Some((file.to_owned(), terminal::resumed_bar(total, done, file)));
-            } else if let Some((_, bar)) = bar {
-                bar.set_length(total);
-                bar.set_position(done);
-            }
-        }
-        Event::Waiting { file } => {
-            tell(bar, format!("{file} is being downloaded by another program; waiting for it"))
-        }
-        Event::Retrying { what, why, wait } => {
-            tell(bar, format!("{what}: {why}; trying again in {:.0} s", wait.as_secs_f64().ceil()));
-        }
-        Event::Offline { why } => tell(bar, format!("{why}; using the copy that is here")),
-        _ => {}
-    }
 }
 
 /// `tallow list`

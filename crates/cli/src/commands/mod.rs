@@ -31,11 +31,6 @@ pub(crate) fn completions(args: &Completions) -> Result<(), Failed> {
     print(&String::from_utf8_lossy(&script))
 }
 
-/// `1 file`, `2 files`
-pub(crate) fn counted(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
 /// Writes to standard output. A broken pipe is a quiet error.
 pub(crate) fn print(text: &str) -> Result<(), Failed> {
     use std::io::Write;

@@ -7,14 +7,16 @@ use tallow_models::AnyModel;
 use super::{print, prompt, repl};
 use crate::Failed;
 use crate::args::Run;
+use crate::chat::dialogue::{Dialogue, Message};
+use crate::chat::view::{Looks, View};
 use crate::chat::{Answered, Cut, Talk, roomy, speed, too_long};
-use crate::dialogue::{Dialogue, Message};
-use crate::load::{self, DEMO, LoadedModel, Notice};
+use crate::load::{self, LoadedModel};
 use crate::lora::{self, Lora};
 use crate::memory;
+use crate::model_name::DEMO;
+use crate::notice::Notice;
 use crate::settings::{Defaults, EngineConfig, Flags, Origin, Setting, Sources, resolve};
 use crate::terminal;
-use crate::view::{Looks, View};
 
 /// A prompt of fewer bytes, and so of fewer tokens, leaves room in any default context.
 const SHORT_PROMPT: usize = 4096;
@@ -104,7 +106,7 @@ fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Faile
     let templated = talk.dialogue.has_template();
     // Without a template the model continues the prompt, so on a terminal both are shown as one.
     let echo = args.chat.echo || (!args.chat.no_echo && !templated && terminal && prompt.typed);
-    let mut view = View::new(looks(args, &talk), echo.then(|| prompt.text.clone()));
+    let mut view = View::new(Looks::new(&args.chat, templated), echo.then(|| prompt.text.clone()));
     let answered = match talk.say(&prompt.text, &mut |news| view.tell(news)) {
         // Nothing is printed before the error.
         Err(why) if !view.has_begun() => {
@@ -131,11 +133,4 @@ fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Faile
         Answered::Stopped => std::process::exit(130),
     }
     print("")
-}
-
-/// How answers are shown.
-pub(crate) fn looks(args: &Run, talk: &Talk) -> Looks {
-    let (wraps, hides_thinking) = (!args.chat.plain, args.chat.hide_thinking);
-    // A model without a template continues the user's own text, which need not be Markdown.
-    Looks { markdown: wraps && talk.dialogue.has_template(), wraps, hides_thinking }
 }

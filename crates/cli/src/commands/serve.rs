@@ -11,11 +11,13 @@ use tallow_server::{Limits, Loading, Served, ServedEncoder, ServedSpeech, Settin
 use tallow_text::generation::Generation;
 use tokio::net::{TcpListener, TcpSocket};
 
-use crate::args::{SampleArgs, Serve};
+use crate::args::Serve;
 use crate::encoder::{self, Placement, Running};
-use crate::load::{self, DEMO, Notice};
+use crate::load;
 use crate::lora::{self, Lora};
-use crate::settings::{Defaults, Flags, Sources, resolve};
+use crate::model_name::{DEMO, short_name};
+use crate::notice::Notice;
+use crate::settings::{Defaults, SampleArgs, Sources, resolve};
 use crate::signal::Signals;
 use crate::{Failed, build, descriptors, env, log, memory, seq2seq, terminal};
 
@@ -55,7 +57,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Encoder(model) => {
             let handle = start_encoder(&model, name, &args, sources)?;
-            let (listener, signals) = begin(&load::short_name(name))?;
+            let (listener, signals) = begin(&short_name(name))?;
             let served = ServedEncoder { handle: handle.clone() };
             runtime.block_on(tallow_server::serve_encoder(
                 listener,
@@ -68,7 +70,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         }
         AnyModel::Seq2Seq(model) => {
             let (_running, served) = start_seq2seq(&model, name, &args, sources)?;
-            let (listener, signals) = begin(&load::short_name(name))?;
+            let (listener, signals) = begin(&short_name(name))?;
             runtime.block_on(tallow_server::serve_speech(
                 listener,
                 served,
@@ -79,7 +81,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
             return Ok(());
         }
     };
-    let config = resolve(sources, &Flags::of_server(&args), &opened.generation, Defaults::API);
+    let config = resolve(sources, &args.flags(), &opened.generation, Defaults::API);
     let mut config = opened.after_text_codec(config)?;
     let adapters = Lora::open_all(&args.lora)?;
     let for_clients =
@@ -141,8 +143,8 @@ fn start_encoder(
         let why = "the model is an encoder and writes no text: --context, --kv and how tokens are chosen are not for it";
         return Err(Failed::new(why));
     }
-    let config = resolve(sources, &Flags::of_server(args), &Generation::default(), Defaults::API)?;
-    let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
+    let config = resolve(sources, &args.flags(), &Generation::default(), Defaults::API)?;
+    let names = std::iter::once(short_name(name)).chain(args.alias.iter().cloned()).collect();
     encoder::start(
         model,
         Placement::of(&config),
@@ -168,8 +170,8 @@ fn start_seq2seq(
         let why = "the model writes what was said: --context and how tokens are chosen are not for it";
         return Err(Failed::new(why));
     }
-    let config = resolve(sources, &Flags::of_server(args), &Generation::default(), Defaults::API)?;
-    let names = std::iter::once(load::short_name(name)).chain(args.alias.iter().cloned()).collect();
+    let config = resolve(sources, &args.flags(), &Generation::default(), Defaults::API)?;
+    let names = std::iter::once(short_name(name)).chain(args.alias.iter().cloned()).collect();
     let (slots, queue) = (config.slots.value, config.slots.value + config.queue.value);
     let (running, transcriber) =
         seq2seq::transcriber(model, Placement::of(&config), config.kv.value, slots, &Notice::log)?;

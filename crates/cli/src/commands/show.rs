@@ -16,6 +16,7 @@ use crate::Failed;
 use crate::args::Show;
 use crate::load::{self, LoadedModel};
 use crate::memory::size;
+use crate::model_name::short_name;
 use crate::settings::Sources;
 use crate::terminal::sanitized;
 
@@ -50,7 +51,7 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
 }
 
 fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
-    let name = load::short_name(&args.model);
+    let name = short_name(&args.model);
     if args.template {
         return Err(Failed::new(format!("{name} has no chat template: it is an encoder")));
     }
@@ -69,7 +70,7 @@ fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
 
 /// The same for a seq2seq (encoder-decoder) model.
 fn show_seq2seq(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
-    let (name, checkpoint) = (load::short_name(&args.model), &model.checkpoint);
+    let (name, checkpoint) = (short_name(&args.model), &model.checkpoint);
     if args.template {
         return Err(Failed::new(format!("{name} has no chat template")));
     }

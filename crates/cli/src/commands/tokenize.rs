@@ -3,15 +3,13 @@
 use tallow_text::tokenizer::{Around, Shown, Special, Written};
 
 use super::{print, text_or_stdin};
-use crate::Failed;
 use crate::args::Tokenize;
-use crate::load;
 use crate::settings::{Sources, reason};
-use crate::terminal;
+use crate::{Failed, hub, load, terminal};
 
 pub(crate) fn tokenize(args: &Tokenize, sources: &Sources) -> Result<(), Failed> {
     let text = text_or_stdin(&args.text)?;
-    let tokenizer = load::tokenizer(&args.model, load::offline(sources, args.offline)?)?;
+    let tokenizer = load::tokenizer(&args.model, hub::offline(sources, args.offline)?)?;
     if args.decode {
         let ids = numbers(&text)?;
         let vocab = tokenizer.vocab_size();

@@ -4,10 +4,9 @@ use std::fmt;
 
 use tallow_cpu::Cpu;
 
+use super::memory::Memory;
 use super::{DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits};
 use crate::Failed;
-use crate::memory::Memory;
-use crate::settings::cores;
 
 pub(crate) use tallow_cpu::{Arithmetic, Isa};
 
@@ -24,6 +23,11 @@ impl CpuOptions {
     pub(crate) fn best(arithmetic: Arithmetic) -> CpuOptions {
         CpuOptions { isa: Isa::best(), arithmetic, threads: cores() }
     }
+}
+
+/// Default number of threads.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 #[derive(Clone, Debug)]

@@ -1,6 +1,7 @@
 //! The devices that models run on: one file a device, and the one place where a command meets them ([`Device::run`]).
 
 mod cpu;
+mod memory;
 mod select;
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -10,10 +11,10 @@ use std::fmt;
 use tallow_core::Backend;
 
 use crate::Failed;
-use crate::memory::Memory;
 
-pub(crate) use cpu::{Arithmetic, CpuOptions, CpuSpeeds, Isa, cpu_name};
-pub(crate) use select::{DeviceChoice, candidates, on_one_of, on_some_device};
+pub(crate) use cpu::{Arithmetic, CpuOptions, CpuSpeeds, Isa, cores, cpu_name};
+pub(crate) use memory::Memory;
+pub(crate) use select::{DeviceChoice, candidates};
 
 /// A device of this machine.
 #[derive(Clone, Debug)]
@@ -108,9 +109,9 @@ impl fmt::Display for Device {
 /// Why accelerators, of one kind or of any, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unusable {
-    why: String,
+    pub why: String,
     /// Whether there is hardware, so that users would expect it to be used.
-    surprising: bool,
+    pub surprising: bool,
 }
 
 /// Properties of a device that are known before it is opened. Its `Display` is its name in messages.

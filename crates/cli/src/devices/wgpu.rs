@@ -5,9 +5,9 @@ use std::fmt;
 
 use tallow_wgpu::{Found, SpeedProbe, Wgpu};
 
+use super::memory::Memory;
 use super::{CpuOptions, DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits, Unusable};
 use crate::Failed;
-use crate::memory::Memory;
 
 #[derive(Clone, Debug)]
 pub(super) struct Gpu(Found);

@@ -6,11 +6,11 @@ use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::path::{Path, PathBuf};
 use std::str::{FromStr, ParseBoolError};
 
-use tallow_hub::ModelRef;
 use toml::{Table, Value};
 
 use super::{KNOWN, Origin, Setting, variable};
-use crate::{Failed, env, load};
+use crate::model_name::is_same;
+use crate::{Failed, env};
 
 /// Name of the table that has the settings of single models.
 const MODELS: &str = "models";
@@ -212,12 +212,6 @@ fn text_of(value: &Value) -> Result<String, String> {
         Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => Ok(value.to_string()),
         _ => Err("one value is expected".into()),
     }
-}
-
-/// Whether two names mean the same model.
-fn is_same(a: &str, b: &str) -> bool {
-    let on_hub = |name: &str| ModelRef::parse(name).ok();
-    load::short_name(b) == a || on_hub(a).is_some_and(|a| on_hub(b) == Some(a))
 }
 
 /// Why a value cannot be parsed, for users.

@@ -13,7 +13,7 @@ use tallow_models::adapter::AdapterFile;
 
 use crate::body::read_json;
 use crate::errors::{ApiError, quoted, respond};
-use crate::fields::Fields;
+use crate::parse::fields::Fields;
 use crate::state::Server;
 
 /// Longest name and path in bytes.

@@ -8,13 +8,13 @@ use serde_json::Value;
 
 use crate::body::read_json;
 use crate::errors::ApiError;
-use crate::fields::Fields;
-use crate::generation::{Generation, MAX_TOKENS};
-use crate::guard::Caller;
-use crate::prompt::{Messages, is_empty_list};
-use crate::run::{Job, Prompt, run};
+use crate::generation::params::Generation;
+use crate::generation::prompt::{Messages, is_empty_list};
+use crate::generation::run::{Job, Prompt, run};
+use crate::generation::wire::ResponseShape;
+use crate::http::guard::Caller;
+use crate::parse::fields::{Fields, MAX_TOKENS};
 use crate::state::Server;
-use crate::wire::ResponseShape;
 
 /// Request for a chat completion.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use super::embeddings::{Usage, encode, inputs, item, model};
 use crate::ServedEncoder;
 use crate::body::read_json;
 use crate::errors::{ApiError, respond};
-use crate::fields::Fields;
+use crate::parse::fields::Fields;
 use crate::state::Server;
 
 /// A classification request.
@@ -56,7 +56,7 @@ pub(crate) async fn classify(
         Classified { index, label, num_classes: probs.len(), probs }
     };
     let data = scores.into_iter().enumerate().map(classified).collect();
-    let (id, created) = (format!("classify-{}", crate::run::unique()), crate::prompt::unix_time());
+    let (id, created) = (format!("classify-{}", crate::request_id::unique()), crate::clock::unix_time());
     respond(&Classification { id, object: "list", created, model, data, usage })
 }
 

@@ -10,13 +10,13 @@ use tallow_text::tokenizer::{Around, Shown};
 
 use crate::body::read_json;
 use crate::errors::ApiError;
-use crate::fields::{Fields, text, token_ids, wrong};
-use crate::generation::{Generation, MAX_CHOICES, MAX_TOKENS};
-use crate::guard::Caller;
-use crate::prompt::tokens_of_text;
-use crate::run::{Job, Prompt, run};
+use crate::generation::params::{Generation, MAX_CHOICES};
+use crate::generation::prompt::tokens_of_text;
+use crate::generation::run::{Job, Prompt, run};
+use crate::generation::wire::ResponseShape;
+use crate::http::guard::Caller;
+use crate::parse::fields::{Fields, MAX_TOKENS, text, token_ids, wrong};
 use crate::state::Server;
-use crate::wire::ResponseShape;
 
 const MAX_PROMPTS: usize = 64;
 /// Default `max_tokens` where neither the request nor the server sets one, as in the OpenAI API.

@@ -14,11 +14,11 @@ use tallow_models::encoder::{InputError, Inputs, Item, Truncation, shortened};
 
 use crate::ServedEncoder;
 use crate::access::Notes;
-use crate::base64;
 use crate::body::read_json;
 use crate::errors::{ApiError, respond};
-use crate::fields::{Fields, text, token_ids, wrong};
 use crate::metrics::TrackedRequest;
+use crate::parse::base64;
+use crate::parse::fields::{Fields, text, token_ids, wrong};
 use crate::request_context::RequestContext;
 use crate::state::{ActiveRequest, Server};
 

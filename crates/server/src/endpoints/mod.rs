@@ -23,8 +23,8 @@ use std::sync::Arc;
 use axum::routing::{MethodFilter, MethodRouter, on};
 
 use crate::Settings;
-use crate::served::{Served, ServedEncoder, ServedSpeech};
-use crate::state::{Model, Server};
+use crate::served::{Model, Served, ServedEncoder, ServedSpeech};
+use crate::state::Server;
 
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};

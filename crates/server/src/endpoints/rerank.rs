@@ -14,7 +14,7 @@ use super::embeddings::{MAX_TEXTS, Usage, encode, input_error, model};
 use crate::ServedEncoder;
 use crate::body::read_json;
 use crate::errors::{ApiError, respond};
-use crate::fields::{Fields, text};
+use crate::parse::fields::{Fields, text};
 use crate::state::Server;
 
 /// A rerank request.
@@ -65,7 +65,7 @@ pub(crate) async fn rerank(
         Ranked { index, relevance_score, document: text.map(|text| Document { text }) }
     };
     let results = order.into_iter().map(ranked).collect();
-    respond(&Ranking { id: format!("rerank-{}", crate::run::unique()), model, usage, results })
+    respond(&Ranking { id: format!("rerank-{}", crate::request_id::unique()), model, usage, results })
 }
 
 /// Parses and tokenizes a body.

@@ -19,7 +19,7 @@ use crate::access::Notes;
 use crate::body;
 use crate::errors::ApiError;
 use crate::metrics::TrackedRequest;
-use crate::multipart::{MultipartForm, boundary};
+use crate::parse::multipart::{MultipartForm, boundary};
 use crate::state::{ActiveRequest, Server};
 use crate::transcript::{Format, Transcript};
 

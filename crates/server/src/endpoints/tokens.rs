@@ -11,10 +11,10 @@ use tallow_text::tokenizer::{Around, Shown, Tokenizer};
 
 use crate::body::{Bounds, read_json_within};
 use crate::errors::{ApiError, respond};
-use crate::fields::{Fields, token_ids, wrong};
-use crate::generation::unknown_token;
-use crate::lora;
-use crate::prompt::{Messages, tokens_of_text};
+use crate::generation::lora;
+use crate::generation::params::unknown_token;
+use crate::generation::prompt::{Messages, tokens_of_text};
+use crate::parse::fields::{Fields, token_ids, wrong};
 use crate::state::Server;
 
 /// Smallest body limit in bytes, whatever the context length.

@@ -9,9 +9,10 @@ use tallow_models::encoder::{Encoder, EncoderModel, Input, Texts, shortened};
 use super::Tensors;
 use super::given::Given;
 use crate::Failed;
-use crate::devices::{Device, Hardware, Task, on_some_device};
-use crate::load::Notice;
+use crate::devices::{Device, Hardware, Task};
+use crate::fit::on_some_device;
 use crate::memory::Plan;
+use crate::notice::Notice;
 use crate::single_runner::Setup;
 
 /// Hidden states, L2-normalized vectors, and scores; each text and image is computed alone.

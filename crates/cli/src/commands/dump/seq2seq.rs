@@ -9,9 +9,10 @@ use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use super::Tensors;
 use super::given::{Given, Ids};
 use crate::Failed;
-use crate::devices::{Device, Hardware, Task, on_some_device};
-use crate::load::Notice;
+use crate::devices::{Device, Hardware, Task};
+use crate::fit::on_some_device;
 use crate::memory::Plan;
+use crate::notice::Notice;
 use crate::single_runner::Setup;
 
 /// Encoder input and decoder tokens of a row.

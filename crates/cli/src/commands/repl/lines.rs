@@ -11,7 +11,7 @@ use rustyline::validate::Validator;
 use rustyline::{CompletionType, Config, Context, Editor, Helper};
 
 use super::{COMMANDS, set};
-use crate::{Failed, env, load, terminal};
+use crate::{Failed, env, terminal};
 
 /// Opens and closes text of several lines.
 const MULTILINE: &str = "\"\"\"";
@@ -153,8 +153,8 @@ fn files(typed: &str) -> Vec<(String, String)> {
     let looked_in = match (typed.contains('/'), folder) {
         (false, _) => PathBuf::from("."),
         (true, "") => PathBuf::from("/"),
-        (true, "~") => load::expand("~/"),
-        (true, folder) => load::expand(folder),
+        (true, "~") => env::expand("~/"),
+        (true, folder) => env::expand(folder),
     };
     let before = &typed[..typed.len() - begun.len()];
     let Ok(entries) = std::fs::read_dir(&looked_in) else { return Vec::new() };

@@ -8,11 +8,12 @@ use std::io::Write;
 
 use super::print;
 use crate::args::Run;
+use crate::chat::view::{Looks, View};
 use crate::chat::{Answered, Cut, Talk, speed};
-use crate::load::{LoadedModel, Notice};
+use crate::load::LoadedModel;
 use crate::lora::Lora;
+use crate::notice::Notice;
 use crate::settings::{EngineConfig, Origin, Setting};
-use crate::view::{Looks, View};
 use crate::{Failed, terminal};
 use lines::Lines;
 
@@ -65,7 +66,7 @@ pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
         println!("{}", terminal::dim(&format!("{name} has no chat template: it continues your text.")));
     }
     println!("{}", terminal::dim("/help shows what you can do here."));
-    let looks = super::run::looks(setup.args, &talk);
+    let looks = Looks::new(&setup.args.chat, talk.dialogue.has_template());
     let verbose = setup.args.verbose;
     let mut chat = Repl { setup, talk, looks, verbose };
     while let Some(text) = lines.message()? {

@@ -7,8 +7,8 @@ use tallow_engine::sampler::Sampling;
 use tallow_text::reasoning::Effort;
 
 use super::{Repl, print};
-use crate::dialogue::Message;
-use crate::load::expand;
+use crate::chat::dialogue::Message;
+use crate::env::expand;
 use crate::settings::unreadable;
 use crate::{Failed, terminal};
 

@@ -6,7 +6,7 @@ use tallow_text::reasoning::Effort;
 
 use super::{Known, Repl, known, print};
 use crate::chat::BASE_MODEL_WHY;
-use crate::chat_args::Think;
+use crate::chat::flags::Think;
 use crate::settings::random;
 use crate::{Failed, terminal};
 

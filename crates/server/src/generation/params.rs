@@ -9,11 +9,11 @@ use tallow_engine::sampler::Sampling;
 use tallow_engine::scheduler::ClientId;
 
 use crate::errors::ApiError;
-use crate::fields::{Fields, integer, number, text, wrong};
 use crate::foreign;
-use crate::guard::Caller;
-use crate::lora::{self, LoraSelection};
-use crate::thinking::Reasoned;
+use crate::generation::lora::{self, LoraSelection};
+use crate::generation::thinking::Reasoned;
+use crate::http::guard::Caller;
+use crate::parse::fields::{Fields, MAX_TOKENS, integer, number, text, wrong};
 
 /// Most choices of one request, over all its prompts.
 pub(crate) const MAX_CHOICES: usize = 128;
@@ -22,8 +22,6 @@ const MAX_STOP_BYTES: usize = 1024;
 const MAX_STOP_TOKENS: usize = 128;
 const MAX_BIASES: usize = 1024;
 const MAX_SALT: usize = 256;
-/// Upper bound of every token count in a request.
-pub(crate) const MAX_TOKENS: i64 = i32::MAX as i64;
 
 /// Generation parameters of a request.
 #[derive(Clone, Debug, Default)]
@@ -254,7 +252,7 @@ fn salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let salt = fields.short_text("cache_salt", MAX_SALT)?;
     // A unique salt never hits the prefix cache.
     let cached = fields.flag("cache_prompt")?.unwrap_or(true);
-    let salt = if cached || salt.as_deref() == Some("") { salt } else { Some(crate::run::unique()) };
+    let salt = if cached || salt.as_deref() == Some("") { salt } else { Some(crate::request_id::unique()) };
     match salt.as_deref() {
         // An empty salt looks like isolation but would give none.
         Some("") => {

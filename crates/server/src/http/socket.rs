@@ -15,10 +15,13 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::connection_table::{ConnectionSlot, Probe};
 use crate::errors::ApiError;
-use crate::run::unique;
+use crate::http::connection_table::{ConnectionSlot, Probe};
+use crate::request_id::unique;
 
+/// Most headers of a request, and most bytes of them with its path.
+pub(crate) const MAX_HEADERS: usize = 100;
+pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// How long a client may read nothing of what it is sent.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often to check whether a half-closed client is gone altogether.
@@ -169,8 +172,7 @@ fn unread(status: StatusCode) -> Vec<u8> {
     let why = match status {
         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => format!(
             "the request's path and headers are too large: at most {} headers and {} bytes are read",
-            crate::connection::MAX_HEADERS,
-            crate::connection::MAX_HEADER_BYTES
+            MAX_HEADERS, MAX_HEADER_BYTES
         ),
         StatusCode::HTTP_VERSION_NOT_SUPPORTED => {
             "this server speaks HTTP/1.1 and not HTTP/2; put a proxy in front that translates".to_owned()

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use tallow_engine::handle::Finish;
 
-use crate::answers::{AnswerPart, StreamProgress, Token, Totals};
+use crate::generation::outputs::{AnswerPart, StreamProgress, Token, Totals, finish_reason};
 
 /// Log-probability that OpenAI's servers report for virtually impossible tokens; JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
@@ -165,14 +165,6 @@ impl ResponseShape {
             ResponseShape::Chat => "chatcmpl-",
             ResponseShape::Completion => "cmpl-",
         }
-    }
-}
-
-/// `finish_reason` of an answer.
-pub(crate) fn finish_reason(end: &Finish) -> &'static str {
-    match end {
-        Finish::End | Finish::Stop(_) => "stop",
-        Finish::Length => "length",
     }
 }
 

@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 
 use crate::errors::{ApiError, quoted};
 
+/// Upper bound of every token count in a request.
+pub(crate) const MAX_TOKENS: i64 = i32::MAX as i64;
+
 /// Members of an object that have not been taken yet.
 #[derive(Debug)]
 pub(crate) struct Fields {
@@ -21,7 +24,7 @@ pub(crate) struct Fields {
 impl Fields {
     /// Fields of a request body.
     pub(crate) fn body(body: &[u8]) -> Result<Fields, ApiError> {
-        Ok(Fields::new(String::new(), crate::json::object(body)?))
+        Ok(Fields::new(String::new(), crate::parse::json::object(body)?))
     }
 
     /// Fields of a nested object.

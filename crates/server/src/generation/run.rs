@@ -1,6 +1,5 @@
 //! [`Job`]: a checked generation request, submitted to the engine and answered.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,13 +11,14 @@ use tallow_engine::scheduler::ClientId;
 use tallow_text::tokenizer::Shown;
 
 use crate::access::Notes;
-use crate::answers::{AnswerPart, Answers, Echo, FollowedChoice};
 use crate::errors::{ApiError, json};
-use crate::generation::{Generation, unknown_token};
+use crate::generation::answers::{Answers, Echo, FollowedChoice};
+use crate::generation::outputs::{AnswerPart, finish_reason};
+use crate::generation::params::{Generation, unknown_token};
+use crate::generation::stream::{KEEP_ALIVE, stream};
+use crate::generation::wire::{CompleteChoice, Envelope, ResponseShape};
 use crate::request_context::RequestContext;
 use crate::state::Server;
-use crate::stream::{KEEP_ALIVE, stream};
-use crate::wire::{CompleteChoice, Envelope, ResponseShape, finish_reason};
 
 /// Bytes of one token with its log-probability, up to and including its JSON: measured.
 const TOKEN: usize = 512;
@@ -124,7 +124,7 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     let envelope = Envelope {
         shape,
         id,
-        created: crate::prompt::unix_time(),
+        created: crate::clock::unix_time(),
         model: generation.model.or_else(|| names.first().cloned()).unwrap_or_default(),
         wants_tokens,
         include_usage: generation.include_usage,
@@ -231,11 +231,4 @@ impl TextClaim {
             ctx.claim.settle(self.base + 4 * self.text);
         }
     }
-}
-
-/// A random id, unique among requests.
-pub(crate) fn unique() -> String {
-    // Each `RandomState` has its own keys, and the first ones are random.
-    let half = || RandomState::new().hash_one(0);
-    format!("{:016x}{:016x}", half(), half())
 }

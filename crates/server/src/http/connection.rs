@@ -1,9 +1,8 @@
 //! Accepts and serves connections, with limits on their number and on slow clients.
 
-use std::future::poll_fn;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -18,18 +17,19 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::access::Client;
-use crate::connection_table::{ConnectionTable, SlotGuard};
-use crate::socket::{Socket, turn_away};
+use crate::http::connection_table::{ConnectionTable, SlotGuard};
+use crate::http::socket::{MAX_HEADER_BYTES, MAX_HEADERS, Socket, turn_away};
 
-pub(crate) const MAX_HEADERS: usize = 100;
-pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// How long a request's headers may take, and how long a connection may stay idle.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long connections have to send their answers when the server ends.
 const FLUSH: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, which mostly means that no file descriptors are left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(20);
+
+/// A client's address, which its requests carry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Client(pub(crate) SocketAddr);
 
 /// Connections that are still open.
 #[derive(Debug)]
@@ -127,24 +127,11 @@ async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<b
     }
 }
 
-/// Runs a future that may panic; `None` if it did.
-pub(crate) async fn catch_panic<T>(work: impl Future<Output = T>) -> Option<T> {
-    let mut work = pin!(work);
-    let poll = |cx: &mut Context<'_>| {
-        let polled = std::panic::AssertUnwindSafe(|| work.as_mut().poll(cx));
-        match std::panic::catch_unwind(polled) {
-            Ok(polled) => polled.map(Some),
-            Err(_) => Poll::Ready(None),
-        }
-    };
-    poll_fn(poll).await
-}
-
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::net::SocketAddr;
     use std::pin::Pin;
+    use std::task::{Context, Poll};
 
     use axum::body::Body;
     use axum::routing::get;
@@ -153,7 +140,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::socket::WRITE_TIMEOUT;
+    use crate::http::socket::WRITE_TIMEOUT;
 
     /// A body that never ends.
     struct Flood;
@@ -206,19 +193,5 @@ mod tests {
             client.read_to_end(&mut rest).await.unwrap();
             assert!(!String::from_utf8_lossy(&rest).contains("200"));
         }
-    }
-
-    #[tokio::test]
-    async fn panics_are_contained() {
-        let worked = catch_panic(async {
-            tokio::task::yield_now().await;
-            5
-        });
-        assert_eq!(worked.await, Some(5));
-        let failed = catch_panic(async {
-            tokio::task::yield_now().await;
-            panic!("on purpose");
-        });
-        assert_eq!(failed.await, None);
     }
 }

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 
 use crate::chat::News;
-use crate::commands::counted;
-use crate::markdown::Markdown;
-use crate::terminal;
-use crate::wrap::{Style, Wrap};
+use crate::chat::flags::ChatArgs;
+use crate::terminal::markdown::Markdown;
+use crate::terminal::wrap::{Style, Wrap};
+use crate::terminal::{self, counted};
 
 /// A longer prefill shows a progress bar.
 const BAR_DELAY: Duration = Duration::from_secs(1);
@@ -26,6 +26,15 @@ pub(crate) struct Looks {
     pub wraps: bool,
     /// Do not show thinking.
     pub hides_thinking: bool,
+}
+
+impl Looks {
+    /// As the flags say; `templated`: whether the model has a chat template.
+    pub(crate) fn new(flags: &ChatArgs, templated: bool) -> Looks {
+        let (wraps, hides_thinking) = (!flags.plain, flags.hide_thinking);
+        // A model without a template continues the user's own text, which need not be Markdown.
+        Looks { markdown: wraps && templated, wraps, hides_thinking }
+    }
 }
 
 /// What has been shown so far.

@@ -10,9 +10,9 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::connection::{OpenConnections, accept};
 use crate::errors::ApiError;
-use crate::limits::Limits;
+use crate::http::connection::{OpenConnections, accept};
+use crate::http::limits::Limits;
 
 /// Answers all requests with 503, so that probes and clients see that the server is up.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 
 use std::io;
 
-use crate::wrap::Style;
+use crate::terminal::wrap::Style;
 
 /// Maximum bytes between an opening mark and its closing mark.
 const MAX_LOOKAHEAD: usize = 600;

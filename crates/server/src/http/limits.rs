@@ -1,6 +1,6 @@
 //! [`Limits`]: limits on what all clients together may use.
 
-use crate::connection_table::ConnectionTable;
+use crate::http::connection_table::ConnectionTable;
 
 /// File descriptors reserved for everything but connections: the model's files, the log, the runtime.
 const RESERVED_DESCRIPTORS: usize = 64;

@@ -14,9 +14,10 @@ use axum::response::{IntoResponse, Response};
 use hyper::body::{Bytes, Frame};
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::answers::{Answers, ChoiceEvent};
 use crate::errors::ApiError;
-use crate::wire::Envelope;
+use crate::generation::answers::Answers;
+use crate::generation::outputs::ChoiceEvent;
+use crate::generation::wire::Envelope;
 
 /// After this much silence a comment is sent as keep-alive, so that no proxy takes the connection for dead.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);

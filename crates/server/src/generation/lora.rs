@@ -5,7 +5,7 @@ use tallow_engine::handle::EngineHandle;
 use tallow_engine::lora::LoraRef;
 
 use crate::errors::ApiError;
-use crate::fields::{Fields, integer, number};
+use crate::parse::fields::{Fields, integer, number};
 
 /// Most entries of a request's `lora`.
 const MAX_ENTRIES: usize = 256;

@@ -12,9 +12,8 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use crate::Settings;
-use crate::endpoints;
 use crate::errors::{ApiError, quoted};
-use crate::origin::{self, ANY};
+use crate::http::origin::{self, ANY};
 
 /// Most refused hosts and origins that are logged, once each. Beyond that somebody invents them, and no setting is
 /// wrong.
@@ -194,12 +193,10 @@ const PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-requ
 const ALLOW_PRIVATE_NETWORK: HeaderName = HeaderName::from_static("access-control-allow-private-network");
 
 impl Reader {
-    /// Answers a preflight request. An allowed origin may send any headers.
-    pub(crate) fn preflight(&self, request: &HeaderMap) -> Response {
-        let headers = [
-            (header::ACCESS_CONTROL_ALLOW_METHODS, endpoints::methods()),
-            (header::ACCESS_CONTROL_MAX_AGE, "600".into()),
-        ];
+    /// Answers a preflight request: these methods are allowed, separated by commas. An allowed origin may send any headers.
+    pub(crate) fn preflight(&self, request: &HeaderMap, methods: String) -> Response {
+        let headers =
+            [(header::ACCESS_CONTROL_ALLOW_METHODS, methods), (header::ACCESS_CONTROL_MAX_AGE, "600".into())];
         let mut response = (StatusCode::NO_CONTENT, headers).into_response();
         let wanted = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
         let usual = HeaderValue::from_static("authorization, content-type, x-api-key, x-request-id");
@@ -218,18 +215,4 @@ impl Reader {
         let shown = HeaderValue::from_static("x-request-id, retry-after");
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, shown);
     }
-}
-
-/// Header of the request id.
-pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// The request's id: the client's if it is short and printable, else a new one. It is only for people who read logs;
-/// nothing is looked up by it.
-pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
-    let plain = |id: &&HeaderValue| {
-        (1..=128).contains(&id.len()) && id.as_bytes().iter().all(|b| (b' '..=b'~').contains(b))
-    };
-    let theirs = headers.get(REQUEST_ID).filter(plain).cloned();
-    let ours = || HeaderValue::try_from(crate::run::unique()).ok();
-    theirs.or_else(ours).unwrap_or(HeaderValue::from_static("none"))
 }

@@ -1,15 +1,14 @@
 //! Prompts: from messages and texts to tokens.
 
-use std::time::SystemTime;
-
 use serde_json::{Map, Value};
 use tallow_text::reasoning::Reasoning;
 use tallow_text::template::{Chat, ChatTemplates, Ending, Now};
 use tallow_text::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, Written};
 
+use crate::clock::unix_time;
 use crate::errors::{ApiError, quoted};
-use crate::fields::{Fields, text, wrong};
-use crate::thinking::{Reasoned, ReasoningOutput, Thinking, is_harmless};
+use crate::generation::thinking::{Reasoned, ReasoningOutput, Thinking, is_harmless};
+use crate::parse::fields::{Fields, text, wrong};
 
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 /// Most messages in one chat.
@@ -146,11 +145,6 @@ pub(crate) fn tokens_of_text(
 
 fn not_tokenized(param: &str, e: &TokenizeError) -> ApiError {
     ApiError::field(param, format!("{param} cannot be tokenized: {e}"))
-}
-
-/// Unix time in seconds.
-pub(crate) fn unix_time() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Validates one message; its content becomes a single text.

@@ -5,7 +5,7 @@ use tallow_text::reasoning::{Controls, Effort, Splitter};
 use tallow_text::template::ChatTemplate;
 
 use crate::errors::{ApiError, quoted};
-use crate::fields::{Fields, wrong};
+use crate::parse::fields::{Fields, wrong};
 
 /// Reasoning options of a request.
 #[derive(Clone, Debug, Default)]

@@ -5,62 +5,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tallow_engine::handle::{Done, Event, Failure, Finish};
+use tallow_engine::handle::{Event, Failure, Finish};
 use tallow_engine::sampler::Choice;
-use tallow_text::reasoning::Piece;
 use tallow_text::tokenizer::{Detokenizer, Shown, Tokenizer};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::access::Notes;
 use crate::errors::ApiError;
+use crate::generation::outputs::{AnswerPart, ChoiceEvent, StreamProgress, Token, Totals, finish_reason};
+use crate::generation::thinking::Reasoned;
 use crate::request_context::RequestContext;
 use crate::state::{ActiveRequest, Server};
-use crate::thinking::Reasoned;
-use crate::wire::finish_reason;
-
-/// An update of one choice.
-#[derive(Debug)]
-pub(crate) struct ChoiceEvent {
-    /// Index of the choice.
-    pub(crate) index: usize,
-    /// More of its text.
-    pub(crate) part: Option<AnswerPart>,
-    /// Finish reason, on the last event.
-    pub(crate) end: Option<Finish>,
-    /// Prefill progress.
-    pub(crate) progress: Option<StreamProgress>,
-}
-
-/// Prefill progress of a prompt.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StreamProgress {
-    /// Prompt tokens in the KV cache, those from the prefix cache included.
-    pub(crate) computed: usize,
-    pub(crate) cached: usize,
-    pub(crate) total: usize,
-    /// Time since its prefill began.
-    pub(crate) took: Duration,
-}
-
-/// A piece of text, with its tokens if log-probabilities were requested.
-#[derive(Debug, Default)]
-pub(crate) struct AnswerPart {
-    /// Reasoning text.
-    pub(crate) reasoning: String,
-    pub(crate) text: String,
-    pub(crate) tokens: Vec<Token>,
-}
-
-/// A token with its log-probability.
-#[derive(Debug)]
-pub(crate) struct Token {
-    pub(crate) bytes: Vec<u8>,
-    /// `None` for the first token of a prompt.
-    pub(crate) logprob: Option<f32>,
-    pub(crate) top: Vec<(Vec<u8>, f32)>,
-    /// Text offset in characters.
-    pub(crate) offset: usize,
-}
 
 /// A prompt that the answer echoes.
 #[derive(Clone, Debug)]
@@ -68,29 +23,6 @@ pub(crate) struct Echo {
     pub(crate) text: String,
     /// Its first token, if log-probabilities were requested.
     pub(crate) first: Option<u32>,
-}
-
-/// Token counts and times over all choices.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Totals {
-    /// Prompt tokens, each prompt counted once.
-    pub(crate) prompt: usize,
-    /// Of those, tokens from the prefix cache.
-    pub(crate) cached: usize,
-    pub(crate) new: usize,
-    /// Of `new`, tokens of reasoning, where that can be told.
-    pub(crate) reasoning: Option<usize>,
-    /// Prompt tokens computed, and taken from the prefix cache, over all choices.
-    pub(crate) prompt_computed: usize,
-    pub(crate) prompt_reused: usize,
-    /// Tokens of the longest choice.
-    pub(crate) longest: usize,
-    /// Tokens after the first of each choice.
-    pub(crate) later: usize,
-    /// Longest time of any choice.
-    pub(crate) queue: Duration,
-    pub(crate) prefill: Duration,
-    pub(crate) decode: Duration,
 }
 
 /// A submitted choice.
@@ -322,7 +254,7 @@ impl Answers {
                 if choice.reasoned.is_some() {
                     *self.totals.reasoning.get_or_insert(0) += choice.reasoning_tokens;
                 }
-                server.metrics.done(&done, self.begun.elapsed());
+                server.metrics.done(&done, finish_reason(&done.reason), self.begun.elapsed());
                 self.note(&done.reason);
                 Ok(Some(ChoiceEvent { index, part, end: Some(done.reason), progress: None }))
             }
@@ -413,37 +345,4 @@ impl ChoiceState {
 /// Characters that a token completes.
 fn chars_of(offsets: &mut Detokenizer, token: u32) -> usize {
     offsets.push(token).map_or(0, |text| text.chars().count())
-}
-
-impl AnswerPart {
-    fn is_some(&self) -> bool {
-        !(self.reasoning.is_empty() && self.text.is_empty() && self.tokens.is_empty())
-    }
-
-    fn add(&mut self, pieces: Vec<Piece>, reasoning_is_sent: bool) {
-        for piece in pieces {
-            match piece {
-                Piece::Answer(text) => self.text += &text,
-                Piece::Reasoning(text) if reasoning_is_sent => self.reasoning += &text,
-                Piece::Reasoning(_) => {}
-            }
-        }
-    }
-}
-
-impl Totals {
-    fn add(&mut self, done: &Done, first: bool) {
-        if first {
-            self.prompt += done.prompt_tokens;
-            self.cached += done.cached_tokens;
-        }
-        self.new += done.new_tokens;
-        self.longest = self.longest.max(done.new_tokens);
-        self.prompt_reused += done.cached_tokens;
-        self.prompt_computed += done.prompt_tokens.saturating_sub(done.cached_tokens);
-        self.later += done.new_tokens.saturating_sub(1);
-        self.queue = self.queue.max(done.timings.queue);
-        self.prefill = self.prefill.max(done.timings.prefill);
-        self.decode = self.decode.max(done.timings.decode);
-    }
 }

@@ -21,7 +21,7 @@ pub(super) struct Dense<B: Backend> {
 
 impl<B: Backend> Dense<B> {
     pub(super) fn load(w: &mut Weights<'_, B>, spec: &DenseSpec) -> LoadResult<Dense<B>> {
-        let by = w.linear((&spec.name, 0), spec.width, spec.inputs, spec.bias)?;
+        let by = w.linear(spec.name.as_str(), spec.width, spec.inputs, spec.bias)?;
         Ok(Dense { by, act: spec.act })
     }
 

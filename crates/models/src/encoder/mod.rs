@@ -15,6 +15,7 @@ mod pooling_head;
 mod sentence_transformers;
 pub mod spec;
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Eltwise, EltwiseOp, Embed, IndexMode, IndexRows, Normalize};
 use tallow_core::{
     Backend, DType, Error, LinearWeights, Memory, Norm, Result, RopeTable, Span, Step, StepPlan, Tensor,
@@ -26,7 +27,7 @@ use crate::blocks::Context;
 use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::spec::Bias;
-use crate::weights::{Progress, Weights, named};
+use crate::weights::{Progress, Weights};
 use audio_stem::AudioStem;
 pub use classes::Classes;
 use classifier_head::ClassifierHead;
@@ -183,34 +184,33 @@ impl<B: Backend> Encoder<B> {
         parts: &Parts,
         context: usize,
     ) -> LoadResult<Encoder<B>> {
-        let (names, b) = (w.names(), w.device());
+        let b = w.device();
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
         let front = match (spec.patches, spec.audio) {
-            (Some(patches), _) => Front::Patches(PatchEmbed::load(w, names, patches)?),
+            (Some(patches), _) => Front::Patches(PatchEmbed::load(w, patches)?),
             (None, Some(sound)) => {
                 Front::Sounds(Box::new(AudioStem::load(w, parts.audio_convs, sound, spec.dim)?))
             }
             (None, None) => {
-                let table = w.weight(&named(names.embed), spec.vocab, spec.dim)?;
-                let types = spec.types.map(|n| w.weight(&named(parts.types), n, spec.dim)).transpose()?;
+                let table = w.weight(Slot::TokenEmbd, spec.vocab, spec.dim)?;
+                let types = spec.types.map(|n| w.weight(parts.types, n, spec.dim)).transpose()?;
                 Front::Tokens { table, types }
             }
         };
-        let positions = spec.positions.map(|p| w.weight(&named(names.positions), p.rows, spec.dim));
+        let positions = spec.positions.map(|p| w.weight(Slot::PosEmbd, p.rows, spec.dim));
         let positions = positions.transpose()?;
         let normed = !parts.embed_norm.is_empty();
-        let embed_norm = normed.then(|| w.norm((parts.embed_norm, 0), spec.dim)).transpose()?;
+        let embed_norm = normed.then(|| w.norm(parts.embed_norm, spec.dim)).transpose()?;
         let layers =
             spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, &layer.clone().into()));
         let layers = layers.collect::<LoadResult<_>>()?;
-        let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
+        let last_norm = spec.last_norm.then(|| w.norm(Slot::OutputNorm, spec.dim)).transpose()?;
         let head = spec.head.map(|head| ClassifierHead::load(w, &head)).transpose()?;
         let mlm_head = match (&spec.mlm_head, &front) {
             (Some(head), Front::Tokens { table, .. }) => Some(MlmHead::load(w, head, (table, spec.vocab))?),
             _ => None,
         };
-        let pooler =
-            spec.pooler.map(|name| w.linear((name, 0), spec.dim, spec.dim, Bias::Yes)).transpose()?;
+        let pooler = spec.pooler.map(|name| w.linear(name, spec.dim, spec.dim, Bias::Yes)).transpose()?;
         let pooling_head = spec.pooling_head.map(|head| PoolingHead::load(w, spec, &head)).transpose()?;
         let dense = spec.dense.iter().map(|dense| Dense::load(w, dense)).collect::<LoadResult<_>>()?;
         Ok(Encoder {

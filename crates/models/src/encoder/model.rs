@@ -108,7 +108,7 @@ impl EncoderModel {
 
     pub(crate) fn source(&self) -> Source<'_> {
         let spec = Common { dim: self.spec.dim, norm: self.spec.norm, per_layer_dim: None };
-        Source { checkpoint: &self.checkpoint, names: self.family.names, spec, quantizing: None }
+        Source { checkpoint: &self.checkpoint, names: &self.family.names, spec, quantizing: None }
     }
 
     /// Bytes of all tensors as handed to the device.

@@ -119,8 +119,8 @@ impl PatchSpec {
 pub struct PoolingHeadSpec {
     /// How hidden states are pooled.
     pub pool: PoolKind,
-    /// Name of the norm, if there is one.
-    pub norm: Option<&'static str>,
+    /// Whether the encoder's last norm is applied to what was pooled.
+    pub norm: bool,
     /// The projection, if there is one.
     pub project: Option<Projection>,
 }

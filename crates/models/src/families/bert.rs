@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, EncoderFamily, encoders};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
@@ -33,17 +33,18 @@ static BERT_GGUF: EncoderFamily = EncoderFamily {
 /// Tensor names.
 const NAMES: Names = Names {
     base: "bert.",
-    embed: "bert.embeddings.word_embeddings",
-    positions: "bert.embeddings.position_embeddings",
-    mixer_post_norm: "bert.encoder.layer.{}.attention.output.LayerNorm",
-    q: "bert.encoder.layer.{}.attention.self.query",
-    k: "bert.encoder.layer.{}.attention.self.key",
-    v: "bert.encoder.layer.{}.attention.self.value",
-    o: "bert.encoder.layer.{}.attention.output.dense",
-    ffn_post_norm: "bert.encoder.layer.{}.output.LayerNorm",
-    up: "bert.encoder.layer.{}.intermediate.dense",
-    down: "bert.encoder.layer.{}.output.dense",
-    ..tensor_names::HF
+    ..tensor_names::HF.with(&[
+        (Slot::TokenEmbd, "bert.embeddings.word_embeddings"),
+        (Slot::PosEmbd, "bert.embeddings.position_embeddings"),
+        (Slot::AttnPostNorm, "bert.encoder.layer.{}.attention.output.LayerNorm"),
+        (Slot::AttnQ, "bert.encoder.layer.{}.attention.self.query"),
+        (Slot::AttnK, "bert.encoder.layer.{}.attention.self.key"),
+        (Slot::AttnV, "bert.encoder.layer.{}.attention.self.value"),
+        (Slot::AttnOut, "bert.encoder.layer.{}.attention.output.dense"),
+        (Slot::FfnPostNorm, "bert.encoder.layer.{}.output.LayerNorm"),
+        (Slot::FfnUp, "bert.encoder.layer.{}.intermediate.dense"),
+        (Slot::FfnDown, "bert.encoder.layer.{}.output.dense"),
+    ])
 };
 
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {

@@ -65,7 +65,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
         end => Pooling::At(end as u32),
     };
     let project = projection((c, &of), "CLIPTextModel", "text_projection")?;
-    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(pooling), norm: None, project });
+    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(pooling), norm: false, project });
     Ok(spec)
 }
 
@@ -77,7 +77,7 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.last_norm = false;
     let project = projection((c, &of), "CLIPVisionModel", "visual_projection")?;
     let pool = PoolKind::By(Pooling::First);
-    spec.pooling_head = Some(PoolingHeadSpec { pool, norm: Some(towers::IMAGES.norm), project });
+    spec.pooling_head = Some(PoolingHeadSpec { pool, norm: true, project });
     Ok(spec)
 }
 

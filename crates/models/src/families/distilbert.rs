@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, common, encoders};
@@ -16,17 +16,18 @@ static DISTILBERT: EncoderFamily = EncoderFamily {
     hf: &["DistilBertModel", "DistilBertForSequenceClassification", "DistilBertForMaskedLM"],
     names: Names {
         base: "distilbert.",
-        embed: "distilbert.embeddings.word_embeddings",
-        positions: "distilbert.embeddings.position_embeddings",
-        mixer_post_norm: "distilbert.transformer.layer.{}.sa_layer_norm",
-        q: "distilbert.transformer.layer.{}.attention.q_lin",
-        k: "distilbert.transformer.layer.{}.attention.k_lin",
-        v: "distilbert.transformer.layer.{}.attention.v_lin",
-        o: "distilbert.transformer.layer.{}.attention.out_lin",
-        ffn_post_norm: "distilbert.transformer.layer.{}.output_layer_norm",
-        up: "distilbert.transformer.layer.{}.ffn.lin1",
-        down: "distilbert.transformer.layer.{}.ffn.lin2",
-        ..tensor_names::HF
+        ..tensor_names::HF.with(&[
+            (Slot::TokenEmbd, "distilbert.embeddings.word_embeddings"),
+            (Slot::PosEmbd, "distilbert.embeddings.position_embeddings"),
+            (Slot::AttnPostNorm, "distilbert.transformer.layer.{}.sa_layer_norm"),
+            (Slot::AttnQ, "distilbert.transformer.layer.{}.attention.q_lin"),
+            (Slot::AttnK, "distilbert.transformer.layer.{}.attention.k_lin"),
+            (Slot::AttnV, "distilbert.transformer.layer.{}.attention.v_lin"),
+            (Slot::AttnOut, "distilbert.transformer.layer.{}.attention.out_lin"),
+            (Slot::FfnPostNorm, "distilbert.transformer.layer.{}.output_layer_norm"),
+            (Slot::FfnUp, "distilbert.transformer.layer.{}.ffn.lin1"),
+            (Slot::FfnDown, "distilbert.transformer.layer.{}.ffn.lin2"),
+        ])
     },
     types: "",
     embed_norm: "distilbert.embeddings.LayerNorm",

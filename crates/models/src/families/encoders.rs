@@ -1,13 +1,12 @@
 //! Settings common to encoder families.
 
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot, named};
 use tallow_checkpoint::{FileError, Result};
 
 use super::{Declared, common, declared, find};
 use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling, Positions};
 use crate::spec::{Bias, Order};
-use crate::weights::named;
 
 /// An encoder architecture.
 #[derive(Debug)]
@@ -118,11 +117,10 @@ pub(super) const GGUF_TYPES: &str = "token_types";
 pub(super) const GGUF_EMBED_NORM: &str = "token_embd_norm";
 
 /// GGUF names of post-norm encoders.
-pub(super) const GGUF_NAMES: Names = Names {
-    mixer_post_norm: "blk.{}.attn_output_norm",
-    ffn_post_norm: "blk.{}.layer_output_norm",
-    ..tensor_names::GGUF
-};
+pub(super) const GGUF_NAMES: Names = tensor_names::GGUF.with(&[
+    (Slot::AttnPostNorm, "blk.{}.attn_output_norm"),
+    (Slot::FfnPostNorm, "blk.{}.layer_output_norm"),
+]);
 
 const CAUSAL: Key = key("", "attention.causal");
 

@@ -169,3 +169,38 @@ pub fn find(config: &Config<'_>) -> Result<&'static Family> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use tallow_checkpoint::tensor_names::{Index, Indices, Slot};
+
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_as_their_slots() {
+        let names = declared().flat_map(|declared| match declared {
+            Declared::Decoder(f) => vec![f.hf_names, f.gguf_names],
+            Declared::Encoder(f) | Declared::GgufEncoder(f) => vec![f.names],
+            Declared::Seq2Seq(f) => vec![f.encoder, f.decoder],
+        });
+        for names in names {
+            for (slot, pattern) in names.iter() {
+                let number = |index, n| if pattern.has(index) { n } else { 0 };
+                let layer = number(Index::Layer, 12);
+                let at = Indices { layer, expert: number(Index::Expert, 345), head: number(Index::Head, 67) };
+                let name = names.weight(slot, at).unwrap();
+                assert!(!name.contains(['{', '}']), "{name}");
+                assert!(names.find(&name).any(|found| found == (slot, at)), "{slot:?}: {name}");
+                let short = name.strip_prefix(names.base).unwrap_or(&name);
+                assert!(names.find(short).any(|found| found == (slot, at)), "{slot:?}: {short}");
+                assert!(names.find(&name).all(|(_, found)| found == at), "{name}");
+                if pattern
+                    .text()
+                    .starts_with(names.get(Slot::AttnNorm).unwrap().text().split('{').next().unwrap())
+                {
+                    assert_eq!(names.layer(&name), Some(layer), "{name}");
+                }
+            }
+        }
+    }
+}

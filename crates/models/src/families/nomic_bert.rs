@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
 use crate::encoder::spec::{EncoderSpec, HeadActivation};
@@ -12,15 +12,16 @@ macro_rules! names {
     ($base:literal) => {
         Names {
             base: $base,
-            embed: concat!($base, "embeddings.word_embeddings"),
-            mixer_post_norm: concat!($base, "encoder.layers.{}.norm1"),
-            qkv: concat!($base, "encoder.layers.{}.attn.Wqkv"),
-            o: concat!($base, "encoder.layers.{}.attn.out_proj"),
-            ffn_post_norm: concat!($base, "encoder.layers.{}.norm2"),
-            gate: concat!($base, "encoder.layers.{}.mlp.fc12"),
-            up: concat!($base, "encoder.layers.{}.mlp.fc11"),
-            down: concat!($base, "encoder.layers.{}.mlp.fc2"),
-            ..tensor_names::HF
+            ..tensor_names::HF.with(&[
+                (Slot::TokenEmbd, concat!($base, "embeddings.word_embeddings")),
+                (Slot::AttnPostNorm, concat!($base, "encoder.layers.{}.norm1")),
+                (Slot::AttnQkv, concat!($base, "encoder.layers.{}.attn.Wqkv")),
+                (Slot::AttnOut, concat!($base, "encoder.layers.{}.attn.out_proj")),
+                (Slot::FfnPostNorm, concat!($base, "encoder.layers.{}.norm2")),
+                (Slot::FfnGate, concat!($base, "encoder.layers.{}.mlp.fc12")),
+                (Slot::FfnUp, concat!($base, "encoder.layers.{}.mlp.fc11")),
+                (Slot::FfnDown, concat!($base, "encoder.layers.{}.mlp.fc2")),
+            ])
         }
     };
 }
@@ -58,7 +59,7 @@ static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
 static NOMIC_BERT_GGUF: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["nomic-bert"],
-    names: Names { qkv: "blk.{}.attn_qkv", ..encoders::GGUF_NAMES },
+    names: encoders::GGUF_NAMES.with(&[(Slot::AttnQkv, "blk.{}.attn_qkv")]),
     types: encoders::GGUF_TYPES,
     embed_norm: encoders::GGUF_EMBED_NORM,
     spare: &[],

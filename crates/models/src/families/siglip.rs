@@ -49,7 +49,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.pad = Some(fill as u32);
     let width = common::sane(&c, WIDTH, c.find_count(WIDTH)?.unwrap_or(spec.dim))?;
     let project = Some(Projection { name: "text_model.head", width, bias: Bias::Yes });
-    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(Pooling::Last), norm: None, project });
+    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(Pooling::Last), norm: false, project });
     Ok(spec)
 }
 
@@ -65,7 +65,7 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     let mut spec = towers::images(&c, &DEFAULTS, PATCHES)?;
     spec.pooling_head = Some(PoolingHeadSpec {
         pool: PoolKind::AttentionPool("vision_model.head"),
-        norm: None,
+        norm: false,
         project: None,
     });
     Ok(spec)

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tallow_checkpoint::Checkpoint;
 use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::{Backend, Result, StepPlan, Tensor};
 use tallow_text::generation::Generation;
 use tallow_text::tokenizer::Tokenizer;
@@ -16,7 +17,7 @@ use crate::encoder::Encoder;
 use crate::encoder::spec::EncoderSpec;
 use crate::families::{self, Seq2SeqFamily};
 use crate::spec::DecoderSpec;
-use crate::weights::{Common, Progress, Source, Weights, named};
+use crate::weights::{Common, Progress, Source, Weights};
 
 /// Architecture of an encoder-decoder model.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,7 +60,7 @@ impl Seq2SeqModel {
     fn source(&self) -> Source<'_> {
         let (dim, norm) = (self.spec.decoder.dim, self.spec.decoder.norm);
         let spec = Common { dim, norm, per_layer_dim: None };
-        Source { checkpoint: &self.checkpoint, names: self.family.encoder, spec, quantizing: None }
+        Source { checkpoint: &self.checkpoint, names: &self.family.encoder, spec, quantizing: None }
     }
 
     /// Whether it takes audio; otherwise it takes tokens.
@@ -100,11 +101,12 @@ impl<B: Backend> Seq2Seq<B> {
         let (spec, family) = (&model.spec, model.family);
         let mut w = Weights::new(b, model.source(), progress);
         let encoder = Encoder::read(&mut w, &spec.encoder, &family.parts, spec.encoder.context)?;
-        w.with_names(family.decoder);
+        w.with_names(&family.decoder);
         let shared = encoder.embedding().filter(|_| spec.shares_embedding);
         let decoder = Decoder::read(&mut w, &spec.decoder, spec.decoder.context, shared)?;
         w.finish(family.name, |name| {
-            let tied_head = spec.decoder.tied_embeddings && name == named(family.decoder.head);
+            let tied_head = spec.decoder.tied_embeddings
+                && family.decoder.weight(Slot::Output, 0).as_deref() == Some(name);
             tied_head || family.spare.iter().any(|start| name.starts_with(start))
         })?;
         Ok(Seq2Seq { encoder, decoder })

@@ -7,7 +7,7 @@ use tallow_checkpoint::config::{Config, Noted};
 use tallow_checkpoint::gguf::write::{Header, Planned, Written};
 use tallow_core::{NormKind, Scores};
 use tallow_models::Model;
-use tallow_models::blocks::rope::{RopeSpec, Scaling};
+use tallow_models::spec::rope::{RopeSpec, Scaling};
 use tallow_models::families::{self, Family};
 use tallow_models::file_type::{FileType, dominant};
 use tallow_models::spec::{Bias, DecoderSpec, Ffn, GatedDeltaSpec, LayerSpec, Mixer, MoeSpec};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tallow_core::{Backend, Error, Reading, Tensor};
-use tallow_models::encoder::spec::Pooling;
+use tallow_models::spec::encoder::Pooling;
 use tallow_models::encoder::{Classes, Encoder, Image, Input, Inputs, Item};
 use tokio::sync::oneshot;
 

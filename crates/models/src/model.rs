@@ -11,11 +11,9 @@ use tallow_text::template::{ChatTemplates, MOST_SOURCE};
 use tallow_text::tokenizer::Tokenizer;
 
 use crate::Result;
-use crate::encoder::EncoderModel;
 use crate::families::{self, Family};
 use crate::file_type::{FileType, dominant};
 use crate::recipe::{Choice, Outcome, Quantizing, Recipe};
-use crate::seq2seq::Seq2SeqModel;
 use crate::spec::DecoderSpec;
 use crate::weights::{Common, Source};
 
@@ -206,30 +204,5 @@ impl Model {
     /// Default sampling settings (`generation_config.json`).
     pub fn generation(&self) -> tallow_checkpoint::Result<Generation> {
         Generation::read(&self.checkpoint)
-    }
-}
-
-/// A checkpoint of any kind.
-#[derive(Debug, Clone)]
-pub enum AnyModel {
-    /// Generates text.
-    Decoder(Box<Model>),
-    /// Computes embeddings or scores.
-    Encoder(Box<EncoderModel>),
-    /// Encodes a text or audio, then generates text.
-    Seq2Seq(Box<Seq2SeqModel>),
-}
-
-impl AnyModel {
-    /// Detects the kind and family of a checkpoint.
-    pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
-        let config = Config::new(&checkpoint)?;
-        if families::seq2seq_family(&config).is_some() {
-            return Ok(AnyModel::Seq2Seq(Box::new(Seq2SeqModel::new(checkpoint)?)));
-        }
-        match families::encoder(&config) {
-            Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),
-            None => Ok(AnyModel::Decoder(Box::new(Model::new(checkpoint)?))),
-        }
     }
 }

@@ -26,12 +26,12 @@ use tallow_core::{
 };
 use tallow_quant::Format;
 
-use crate::adapter::Target;
 use crate::error::{LoadError, Result};
 use crate::recipe::{Choice, Quantizing};
 use crate::spec::{Bias, NormSpec};
 
 pub use experts::{Pair, bytes_alone};
+pub(crate) use mla::MlaHead;
 pub use parts::{Runs, by_head};
 pub use quantize::{quantized, room};
 use stream_check::StreamCheck;
@@ -51,6 +51,19 @@ pub struct Weights<'a, B: Backend> {
     done: usize,
     total: usize,
     progress: Progress<'a>,
+}
+
+/// A linear layer that adapters may target.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    /// Name of its tensor, without `.weight`.
+    pub name: String,
+    /// Outputs and inputs of the tensor.
+    pub shape: (usize, usize),
+    /// Which of the tensor's rows the layer has, if not all in order.
+    pub runs: Option<Runs>,
+    /// Whether its weights are quantized in blocks.
+    pub blocks: bool,
 }
 
 /// What the loading of a model's weights depends on.

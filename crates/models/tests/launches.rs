@@ -12,7 +12,7 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
-use tallow_models::encoder::spec::Pooling;
+use tallow_models::spec::encoder::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input};
 use tallow_models::spec::{AttentionSpec, ExpertsSpec, LayerSpec, Mixer, Order};
 use tallow_support::{ENCODERS, golden, needed};

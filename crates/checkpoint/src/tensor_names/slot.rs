@@ -117,10 +117,17 @@ pub enum Slot {
     CrossAttnK,
     CrossAttnV,
     CrossAttnOut,
+    /// Token type embedding.
+    TokenTypes,
+    /// Norm behind the embeddings.
+    TokenEmbdNorm,
+    /// The two convolutions of an audio stem.
+    EncConv1,
+    EncConv2,
 }
 
 impl Slot {
-    const COUNT: usize = Slot::CrossAttnOut as usize + 1;
+    const COUNT: usize = Slot::EncConv2 as usize + 1;
 
     /// Whether it is a tensor of its own, whose name is complete. The others are layers, which may have a weight and a
     /// bias, and their names come without `.weight` and `.bias`.

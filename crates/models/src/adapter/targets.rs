@@ -1,6 +1,5 @@
 //! [`Targets`]: the linear layers of a model that LoRA adapters may target, and their names in adapter files.
 
-use std::ops::Range;
 use std::path::PathBuf;
 
 use tallow_checkpoint::Settings;
@@ -11,19 +10,7 @@ use super::{AdapterFile, Origin, Pair};
 use crate::Model;
 use crate::error::{LoadError, Result};
 use crate::families::Family;
-
-/// A linear layer that adapters may target.
-#[derive(Debug, Clone)]
-pub(crate) struct Target {
-    /// Name of its tensor, without `.weight`.
-    pub name: String,
-    /// Outputs and inputs of the tensor.
-    pub shape: (usize, usize),
-    /// Which of the tensor's rows the layer has, if not all in order.
-    pub runs: Option<Vec<Range<usize>>>,
-    /// Whether its weights are quantized in blocks.
-    pub blocks: bool,
-}
+use crate::weights::Target;
 
 /// A target of an adapter's pair.
 pub(super) struct Found {

@@ -12,7 +12,7 @@ use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, 
 use super::Context;
 use crate::Result as LoadResult;
 use crate::spec::{Bias, MlaSpec};
-use crate::weights::Weights;
+use crate::weights::{MlaHead, Weights};
 
 /// Multi-head latent attention.
 #[derive(Debug)]
@@ -27,15 +27,6 @@ pub struct Mla<B: Backend> {
     heads: Heads,
     latent: MlaSpec,
     spec: AttnSpec<B>,
-}
-
-/// A head's K and V up-projections.
-#[derive(Debug)]
-pub(crate) struct MlaHead<B: Backend> {
-    /// K up-projection, transposed: [kv_lora_rank, qk_nope_dim]
-    pub(crate) k: LinearWeights<B>,
-    /// V up-projection: [v_dim, kv_lora_rank]
-    pub(crate) v: LinearWeights<B>,
 }
 
 impl<B: Backend> Mla<B> {

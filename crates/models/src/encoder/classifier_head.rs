@@ -3,9 +3,9 @@
 use tallow_core::ops::{Activate, Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor};
 
-use super::spec::{HeadActivation, HeadSpec};
 use crate::Result as LoadResult;
 use crate::spec::Bias;
+use crate::spec::encoder::{HeadActivation, HeadSpec};
 use crate::weights::Weights;
 
 /// Linear layer, activation, optional norm, linear layer.

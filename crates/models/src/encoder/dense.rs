@@ -7,9 +7,9 @@ use tallow_checkpoint::Checkpoint;
 use tallow_core::{Activation, Backend, LinearWeights, Result, Tensor};
 
 use super::classifier_head::linear_act;
-use super::spec::{DenseSpec, HeadActivation};
 use crate::error::{LoadError, Result as LoadResult};
 use crate::spec::Bias;
+use crate::spec::encoder::{DenseSpec, HeadActivation};
 use crate::weights::Weights;
 
 /// Linear layer with an optional activation.

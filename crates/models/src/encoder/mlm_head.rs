@@ -4,9 +4,9 @@ use tallow_core::ops::{Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
 use super::classifier_head::linear_act;
-use super::spec::{HeadActivation, MlmHeadSpec};
 use crate::Result as LoadResult;
 use crate::spec::Bias;
+use crate::spec::encoder::{HeadActivation, MlmHeadSpec};
 use crate::weights::Weights;
 
 /// Masked language model head.

@@ -9,9 +9,9 @@ use tallow_text::tokenizer::Tokenizer;
 use super::Classes;
 use super::clip_similarity::ClipSimilarity;
 use super::sentence_transformers::SentenceTransformers;
-use super::spec::{DenseSpec, EncoderSpec};
 use crate::error::{LoadError, Result};
 use crate::families::{self, EncoderFamily};
+use crate::spec::encoder::{DenseSpec, EncoderSpec};
 use crate::weights::{Common, Source};
 
 /// Checks that each dense layer takes as many inputs as the one before returns.

@@ -4,8 +4,8 @@ use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Linear};
 use tallow_core::{Backend, LinearWeights, Memory, Result, Tensor};
 
-use super::spec::{CHANNELS, PatchSpec};
 use crate::Result as LoadResult;
+use crate::spec::encoder::{CHANNELS, PatchSpec};
 use crate::weights::Weights;
 
 /// Linear layer over each patch, and optionally a class row in front of them.

@@ -6,12 +6,12 @@ use tallow_core::{
     AttnSpec, Backend, Heads, LinearWeights, Memory, Norm, Result, Span, Step, StepPlan, Tensor,
 };
 
-use super::spec::{EncoderSpec, PoolKind, PoolingHeadSpec};
 use super::{PAGE, Texts, pool};
 use crate::Result as LoadResult;
 use crate::blocks::Context;
 use crate::blocks::mlp::Mlp;
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, PoolKind, Pooling, PoolingHeadSpec};
 use crate::weights::Weights;
 
 /// Pooling, optional norm, optional linear layer.
@@ -24,7 +24,7 @@ pub(super) struct PoolingHead<B: Backend> {
 
 #[derive(Debug)]
 enum Pool<B: Backend> {
-    By(super::spec::Pooling),
+    By(Pooling),
     Attention(Box<AttentionPool<B>>),
 }
 

@@ -5,8 +5,8 @@ use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, HeadActivation, MlmHeadSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&BERT), Declared::GgufEncoder(&BERT_GGUF)];
 
@@ -14,27 +14,20 @@ static BERT: EncoderFamily = EncoderFamily {
     name: "BERT",
     hf: &["BertModel", "BertForSequenceClassification", "BertForMaskedLM"],
     names: NAMES,
-    types: "bert.embeddings.token_type_embeddings",
-    embed_norm: "bert.embeddings.LayerNorm",
     spare: &["pooler.", "cls."],
     spec,
 };
 
-static BERT_GGUF: EncoderFamily = EncoderFamily {
-    name: "BERT",
-    hf: &["bert"],
-    names: encoders::GGUF_NAMES,
-    types: encoders::GGUF_TYPES,
-    embed_norm: encoders::GGUF_EMBED_NORM,
-    spare: &[],
-    spec,
-};
+static BERT_GGUF: EncoderFamily =
+    EncoderFamily { name: "BERT", hf: &["bert"], names: encoders::GGUF_NAMES, spare: &[], spec };
 
 /// Tensor names.
 const NAMES: Names = Names {
     base: "bert.",
     ..tensor_names::HF.with(&[
         (Slot::TokenEmbd, "bert.embeddings.word_embeddings"),
+        (Slot::TokenTypes, "bert.embeddings.token_type_embeddings"),
+        (Slot::TokenEmbdNorm, "bert.embeddings.LayerNorm"),
         (Slot::PosEmbd, "bert.embeddings.position_embeddings"),
         (Slot::AttnPostNorm, "bert.encoder.layer.{}.attention.output.LayerNorm"),
         (Slot::AttnQ, "bert.encoder.layer.{}.attention.self.query"),

@@ -1,13 +1,14 @@
 //! CLIP: a causal text encoder pooled at the end token, and an image encoder with a class token.
 
 use tallow_checkpoint::Result;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_checkpoint::config::{Config, Key, key};
 
 use super::{Declared, EncoderFamily, towers};
-use crate::encoder::spec::{
+use crate::spec::Bias;
+use crate::spec::encoder::{
     EncoderSpec, ImageDefaults, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection,
 };
-use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&CLIP), Declared::Encoder(&CLIP_IMAGES)];
 
@@ -15,8 +16,6 @@ static CLIP: EncoderFamily = EncoderFamily {
     name: "CLIP",
     hf: &["CLIPModel", "CLIPTextModelWithProjection", "CLIPTextModel"],
     names: towers::TEXT,
-    types: "",
-    embed_norm: "",
     spare: towers::BESIDE_TEXT,
     spec: text,
 };
@@ -24,10 +23,8 @@ static CLIP: EncoderFamily = EncoderFamily {
 static CLIP_IMAGES: EncoderFamily = EncoderFamily {
     name: "CLIP (images)",
     hf: &["CLIPModel", "CLIPVisionModelWithProjection", "CLIPVisionModel"],
-    names: towers::IMAGES,
-    types: "",
+    names: towers::IMAGES.with(&[(Slot::TokenEmbdNorm, "vision_model.pre_layrnorm")]),
     // The checkpoint's own spelling.
-    embed_norm: "vision_model.pre_layrnorm",
     spare: towers::BESIDE_IMAGES,
     spec: images,
 };

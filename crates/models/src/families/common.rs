@@ -7,6 +7,7 @@ use tallow_core::ops::MAX_EXPERTS;
 use tallow_core::{Activation, Heads, NormKind, RopePairs};
 
 use super::rope;
+pub(super) use super::sizes::{CONTEXT, sane};
 use crate::spec::{AttentionSpec, Bias, DecoderSpec, DenseDecoderSpec, FfnSpec, LayerSpec, NormSpec};
 
 const VOCAB: Key = key("vocab_size", "vocab_size");
@@ -17,7 +18,6 @@ pub(super) const EPS: Key = key("rms_norm_eps", "attention.layer_norm_rms_epsilo
 /// Epsilon of a LayerNorm (mean subtracted). Some families use another key.
 pub(super) const LAYER_EPS: Key = key("layer_norm_eps", GGUF_LAYER_EPS);
 pub(super) const GGUF_LAYER_EPS: &str = "attention.layer_norm_epsilon";
-pub(super) const CONTEXT: Key = key("max_position_embeddings", "context_length");
 pub(super) const ACT: Key = key("hidden_act", "");
 const TIED: Key = key("tie_word_embeddings", "");
 /// Sliding-window size in tokens, the current one included.
@@ -35,9 +35,6 @@ pub(super) const ROUTED_EXPERTS: Key = key("n_routed_experts", "expert_count");
 pub(super) const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
 const MTP_LAYERS: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
 pub(super) const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
-
-/// Upper limit of any size read from a file; a larger value means the file is damaged or malicious.
-pub(super) const SANE: usize = 1 << 24;
 
 /// A family's config keys, and the defaults where a key is missing.
 #[derive(Debug, Clone, Copy)]
@@ -150,14 +147,6 @@ pub(super) fn plain_of(
         ropes: if defaults.rotates { vec![rope::rope(c, rope_dim, &defaults.rope)?] } else { Vec::new() },
         layers: vec![LayerSpec::new(AttentionSpec::new(heads), ffn); count],
     })
-}
-
-/// Checks that `n` is a plausible size.
-pub(super) fn sane(c: &Config<'_>, key: Key, n: usize) -> Result<usize> {
-    match (1..=SANE).contains(&n) {
-        true => Ok(n),
-        false => Err(c.bad(key, format_args!("is {n}; 1 to {SANE} make sense"))),
-    }
 }
 
 /// The weight in a slot of layer `i`, if the checkpoint has it.

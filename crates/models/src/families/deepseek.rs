@@ -7,7 +7,7 @@ use tallow_checkpoint::tensor_names;
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope, routed};
-use crate::blocks::rope::Scaling;
+use crate::spec::rope::Scaling;
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec, Mixer, MlaSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&DEEPSEEK_V2), Declared::Decoder(&DEEPSEEK_V3)];

@@ -6,8 +6,8 @@ use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, common, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, HeadActivation, MlmHeadSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&DISTILBERT)];
 
@@ -17,6 +17,7 @@ static DISTILBERT: EncoderFamily = EncoderFamily {
     names: Names {
         base: "distilbert.",
         ..tensor_names::HF.with(&[
+            (Slot::TokenEmbdNorm, "distilbert.embeddings.LayerNorm"),
             (Slot::TokenEmbd, "distilbert.embeddings.word_embeddings"),
             (Slot::PosEmbd, "distilbert.embeddings.position_embeddings"),
             (Slot::AttnPostNorm, "distilbert.transformer.layer.{}.sa_layer_norm"),
@@ -29,8 +30,6 @@ static DISTILBERT: EncoderFamily = EncoderFamily {
             (Slot::FfnDown, "distilbert.transformer.layer.{}.ffn.lin2"),
         ])
     },
-    types: "",
-    embed_norm: "distilbert.embeddings.LayerNorm",
     spare: &["vocab_transform.", "vocab_layer_norm.", "vocab_projector."],
     spec,
 };

@@ -9,7 +9,7 @@ use tallow_core::Heads;
 
 use super::gemma::{self, LOGIT_CAP};
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::{RopeSpec, Scaling};
+use crate::spec::rope::{RopeSpec, Scaling};
 use crate::spec::{
     AttentionSpec, DecoderSpec, DenseLayerSpec, ExpertsSpec, Ffn, FfnSpec, Mixer, MoeSpec, Order, QkNormSpec,
     SharedKvSpec,

@@ -7,7 +7,7 @@ use tallow_checkpoint::tensor_names::{self, Joint, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::{Scaling, Yarn};
+use crate::spec::rope::{Scaling, Yarn};
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_OSS)];

@@ -7,7 +7,7 @@ use tallow_checkpoint::tensor_names::{self, Slot};
 use tallow_core::{RopePairs, RoutingWeightOn, Scores};
 
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::{RopeSpec, Scaling};
+use crate::spec::rope::{RopeSpec, Scaling};
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA4)];

@@ -7,6 +7,7 @@ mod encoders;
 pub mod rope;
 mod routed;
 mod seq2seq;
+mod sizes;
 mod towers;
 
 /// Declares a module for each family's file and collects their `FAMILIES`. `cargo fmt` does not see these modules;
@@ -65,8 +66,8 @@ use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, TEXT, key};
 use tallow_checkpoint::tensor_names::Names;
 
-use crate::blocks::rope::RopeSpec;
 use crate::spec::DecoderSpec;
+use crate::spec::rope::RopeSpec;
 
 pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
 pub use seq2seq::{Seq2SeqFamily, find_seq2seq, seq2seq_family};
@@ -93,7 +94,7 @@ impl Family {
     pub fn read(&self, config: &Config<'_>) -> Result<DecoderSpec> {
         let mut spec = (self.spec)(&config.of_text())?;
         if let Some((longest, _)) = spec.ropes.iter().find_map(RopeSpec::dynamic) {
-            spec.context = spec.context.max(longest.min(common::SANE));
+            spec.context = spec.context.max(longest.min(sizes::SANE));
         }
         Ok(spec)
     }

@@ -5,8 +5,8 @@ use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling};
 use crate::spec::Order;
+use crate::spec::encoder::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&MODERNBERT)];
 
@@ -16,6 +16,7 @@ static MODERNBERT: EncoderFamily = EncoderFamily {
     names: Names {
         base: "model.",
         ..tensor_names::HF.with(&[
+            (Slot::TokenEmbdNorm, "model.embeddings.norm"),
             (Slot::TokenEmbd, "model.embeddings.tok_embeddings"),
             (Slot::OutputNorm, "model.final_norm"),
             (Slot::AttnNorm, "model.layers.{}.attn_norm"),
@@ -26,8 +27,6 @@ static MODERNBERT: EncoderFamily = EncoderFamily {
             (Slot::FfnDown, "model.layers.{}.mlp.Wo"),
         ])
     },
-    types: "",
-    embed_norm: "model.embeddings.norm",
     spare: &["head.", "decoder."],
     spec,
 };

@@ -5,7 +5,7 @@ use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{EncoderSpec, HeadActivation};
+use crate::spec::encoder::{EncoderSpec, HeadActivation};
 
 /// Tensor names, with a common prefix.
 macro_rules! names {
@@ -14,6 +14,8 @@ macro_rules! names {
             base: $base,
             ..tensor_names::HF.with(&[
                 (Slot::TokenEmbd, concat!($base, "embeddings.word_embeddings")),
+                (Slot::TokenTypes, concat!($base, "embeddings.token_type_embeddings")),
+                (Slot::TokenEmbdNorm, concat!($base, "emb_ln")),
                 (Slot::AttnPostNorm, concat!($base, "encoder.layers.{}.norm1")),
                 (Slot::AttnQkv, concat!($base, "encoder.layers.{}.attn.Wqkv")),
                 (Slot::AttnOut, concat!($base, "encoder.layers.{}.attn.out_proj")),
@@ -36,8 +38,6 @@ static NOMIC_BERT: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["NomicBertModel"],
     names: names!("bert."),
-    types: "bert.embeddings.token_type_embeddings",
-    embed_norm: "bert.emb_ln",
     spare: &["pooler.", "cls."],
     spec,
 };
@@ -47,8 +47,6 @@ static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["NomicBertForSequenceClassification"],
     names: names!("nomic_bert."),
-    types: "nomic_bert.embeddings.token_type_embeddings",
-    embed_norm: "nomic_bert.emb_ln",
     spare: &[],
     spec: |c| {
         let head = encoders::head(c, "nomic_bert.pooler.dense", HeadActivation::Tanh, "classifier");
@@ -60,8 +58,6 @@ static NOMIC_BERT_GGUF: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["nomic-bert"],
     names: encoders::GGUF_NAMES.with(&[(Slot::AttnQkv, "blk.{}.attn_qkv")]),
-    types: encoders::GGUF_TYPES,
-    embed_norm: encoders::GGUF_EMBED_NORM,
     spare: &[],
     spec,
 };

@@ -6,7 +6,7 @@ use tallow_checkpoint::tensor_names::{self, Slot};
 use tallow_core::{NormKind, Scores};
 
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::Scaling;
+use crate::spec::rope::Scaling;
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHIMOE)];

@@ -6,8 +6,8 @@ use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, HeadActivation, MlmHeadSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&ROBERTA)];
 
@@ -24,6 +24,8 @@ static ROBERTA: EncoderFamily = EncoderFamily {
     names: Names {
         base: "roberta.",
         ..tensor_names::HF.with(&[
+            (Slot::TokenTypes, "roberta.embeddings.token_type_embeddings"),
+            (Slot::TokenEmbdNorm, "roberta.embeddings.LayerNorm"),
             (Slot::TokenEmbd, "roberta.embeddings.word_embeddings"),
             (Slot::PosEmbd, "roberta.embeddings.position_embeddings"),
             (Slot::AttnPostNorm, "roberta.encoder.layer.{}.attention.output.LayerNorm"),
@@ -36,8 +38,6 @@ static ROBERTA: EncoderFamily = EncoderFamily {
             (Slot::FfnDown, "roberta.encoder.layer.{}.output.dense"),
         ])
     },
-    types: "roberta.embeddings.token_type_embeddings",
-    embed_norm: "roberta.embeddings.LayerNorm",
     spare: &["pooler.", "lm_head."],
     spec,
 };

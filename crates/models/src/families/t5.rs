@@ -6,9 +6,8 @@ use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::{Activation, Heads};
 
 use super::{Declared, EncoderFamily, Seq2SeqFamily, common};
-use crate::encoder::Parts;
-use crate::encoder::spec::EncoderSpec;
-use crate::seq2seq::Seq2SeqSpec;
+use crate::spec::encoder::EncoderSpec;
+use crate::spec::seq2seq::Seq2SeqSpec;
 use crate::spec::{DenseDecoderSpec, RelativeBiasSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Seq2Seq(&T5)];
@@ -17,8 +16,6 @@ static T5_ENCODER: EncoderFamily = EncoderFamily {
     name: "T5",
     hf: &["T5EncoderModel", "MT5EncoderModel"],
     names: ENCODER,
-    types: "",
-    embed_norm: "",
     // The decoder of a full checkpoint is not used.
     spare: &["encoder.embed_tokens.", "decoder.", "lm_head."],
     spec: encoder,
@@ -28,7 +25,6 @@ static T5: Seq2SeqFamily = Seq2SeqFamily {
     name: "T5",
     hf: &["T5ForConditionalGeneration", "MT5ForConditionalGeneration"],
     encoder: ENCODER,
-    parts: Parts { types: "", embed_norm: "", audio_convs: [""; 2] },
     decoder: tensor_names::HF.with(&[
         (Slot::TokenEmbd, "shared"),
         (Slot::OutputNorm, "decoder.final_layer_norm"),

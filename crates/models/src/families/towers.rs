@@ -6,7 +6,7 @@ use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::{Heads, NormKind};
 
 use super::common;
-use crate::encoder::spec::{EncoderSpec, ImageDefaults, PatchSpec, Positions};
+use crate::spec::encoder::{EncoderSpec, ImageDefaults, PatchSpec, Positions};
 use crate::spec::{AttentionSpec, Bias, FfnSpec, LayerSpec, NormSpec};
 
 /// Defaults of settings; configs may leave all of them out.

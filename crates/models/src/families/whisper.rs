@@ -6,9 +6,8 @@ use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, Seq2SeqFamily, common};
-use crate::encoder::Parts;
-use crate::encoder::spec::{AudioSpec, EncoderSpec};
-use crate::seq2seq::Seq2SeqSpec;
+use crate::spec::encoder::{AudioSpec, EncoderSpec};
+use crate::spec::seq2seq::Seq2SeqSpec;
 use crate::spec::{Bias, DenseDecoderSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Seq2Seq(&WHISPER)];
@@ -19,6 +18,8 @@ static WHISPER: Seq2SeqFamily = Seq2SeqFamily {
     encoder: Names {
         base: "model.",
         ..tensor_names::HF.with(&[
+            (Slot::EncConv1, "model.encoder.conv1"),
+            (Slot::EncConv2, "model.encoder.conv2"),
             (Slot::PosEmbd, "model.encoder.embed_positions"),
             (Slot::OutputNorm, "model.encoder.layer_norm"),
             (Slot::AttnNorm, "model.encoder.layers.{}.self_attn_layer_norm"),
@@ -31,7 +32,6 @@ static WHISPER: Seq2SeqFamily = Seq2SeqFamily {
             (Slot::FfnDown, "model.encoder.layers.{}.fc2"),
         ])
     },
-    parts: Parts { types: "", embed_norm: "", audio_convs: ["model.encoder.conv1", "model.encoder.conv2"] },
     decoder: Names {
         base: "model.",
         ..tensor_names::HF.with(&[

@@ -14,23 +14,9 @@ use crate::Result as LoadResult;
 use crate::blocks::cache::LayerCache;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::encoder::spec::EncoderSpec;
 use crate::families::{self, Seq2SeqFamily};
-use crate::spec::DecoderSpec;
+use crate::spec::seq2seq::Seq2SeqSpec;
 use crate::weights::{Common, Progress, Source, Weights};
-
-/// Architecture of an encoder-decoder model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Seq2SeqSpec {
-    /// The encoder.
-    pub encoder: EncoderSpec,
-    /// The decoder.
-    pub decoder: DecoderSpec,
-    /// Decoder start token.
-    pub start: u32,
-    /// Whether encoder and decoder share the token embedding.
-    pub shares_embedding: bool,
-}
 
 /// An encoder-decoder model as its files describe it.
 #[derive(Debug, Clone)]
@@ -100,7 +86,7 @@ impl<B: Backend> Seq2Seq<B> {
     pub fn load(b: &B, model: &Seq2SeqModel, progress: Progress<'_>) -> LoadResult<Seq2Seq<B>> {
         let (spec, family) = (&model.spec, model.family);
         let mut w = Weights::new(b, model.source(), progress);
-        let encoder = Encoder::read(&mut w, &spec.encoder, &family.parts, spec.encoder.context)?;
+        let encoder = Encoder::read(&mut w, &spec.encoder, spec.encoder.context)?;
         w.with_names(&family.decoder);
         let shared = encoder.embedding().filter(|_| spec.shares_embedding);
         let decoder = Decoder::read(&mut w, &spec.decoder, spec.decoder.context, shared)?;

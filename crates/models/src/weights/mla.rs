@@ -6,8 +6,16 @@ use tallow_core::{Backend, HostWeight, LinearWeights};
 use super::transpose::{Transpose, plain};
 use super::{StreamCheck, Weights, not_taken};
 use crate::Result;
-use crate::blocks::mla::MlaHead;
 use crate::spec::MlaSpec;
+
+/// A head's K and V up-projections.
+#[derive(Debug)]
+pub(crate) struct MlaHead<B: Backend> {
+    /// K up-projection, transposed: [kv_lora_rank, qk_nope_dim]
+    pub(crate) k: LinearWeights<B>,
+    /// V up-projection: [v_dim, kv_lora_rank]
+    pub(crate) v: LinearWeights<B>,
+}
 
 impl<B: Backend> Weights<'_, B> {
     /// The K and V up-projections of layer `i`'s heads, stored as two tensors (GGUF) or fused in one (`kv_b_proj`).

@@ -1,7 +1,7 @@
 //! Weights stored in another order, such as transposed: a row of the file per input.
 
 use tallow_checkpoint::Stored;
-use tallow_checkpoint::tensor_names::named;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::{Backend, HostWeight, LinearWeights, TensorId, Weight};
 use tallow_quant::Format;
 
@@ -61,8 +61,8 @@ impl<B: Backend> Weights<'_, B> {
     }
 
     /// A 1D convolution with kernel size 3, as a linear layer over the 3 inputs side by side.
-    pub(crate) fn conv1d(&mut self, layer: &str, outputs: usize, inputs: usize) -> Result<LinearWeights<B>> {
-        let (name, shape) = (named(layer), (outputs, 3 * inputs));
+    pub(crate) fn conv1d(&mut self, slot: Slot, outputs: usize, inputs: usize) -> Result<LinearWeights<B>> {
+        let (name, shape) = (self.weight_name(slot)?, (outputs, 3 * inputs));
         let (stored, format) = self.stored(&name, &[outputs, inputs, 3])?;
         plain(stored, &name, format)?;
         let weight = self.permuted(&name, &[outputs, inputs, 3], shape, |from, to| {
@@ -72,7 +72,7 @@ impl<B: Backend> Weights<'_, B> {
             let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
             rows.for_each(|(from, to)| turn.bytes(from, to));
         })?;
-        Ok(LinearWeights::new(weight, self.bias(layer, outputs, Bias::Yes)?))
+        Ok(LinearWeights::new(weight, self.bias(slot, outputs, Bias::Yes)?))
     }
 }
 

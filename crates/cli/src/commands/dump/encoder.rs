@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use tallow_core::{Backend, DType, Memory, Tensor};
-use tallow_models::encoder::spec::{CHANNELS, Pooling};
+use tallow_models::spec::encoder::{CHANNELS, Pooling};
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Texts, shortened};
 
 use super::Tensors;

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::iter;
 use std::ops::Range;
 
-use tallow_checkpoint::tensor_names::{EXPERT, Joint, Layout, Names, Part, Rate, is_redundant, of_layer};
+use tallow_checkpoint::tensor_names::{
+    Index, Indices, Joint, Layout, Names, Pattern, Rate, Slot, is_redundant, named,
+};
 use tallow_models::Model;
 use tallow_models::blocks::gated_delta_net::by_key_head;
 use tallow_models::families::Family;
 use tallow_models::spec::{GatedDeltaSpec, Mixer, MlaSpec, MoeSpec};
-use tallow_models::weights::{Pair, Runs, Transpose, by_head, bytes_alone, named};
+use tallow_models::weights::{Pair, Runs, Transpose, by_head, bytes_alone};
 use tallow_models::{LoadError, Result};
 
 use super::changes::Change;
@@ -17,19 +19,17 @@ use super::pieces::Piece;
 use super::tensors::Target;
 
 /// A folder's tensors, named for `reader`. Only tensors that loading also ignores may be left over.
-pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Target<'a>>> {
+pub(super) fn renamed<'a>(model: &'a Model, reader: &'a Family) -> Result<Vec<Target<'a>>> {
     let (names, layers) = (model.names(), model.spec.layers.len());
     let mut all =
-        Renaming { model, names, to: reader.gguf_names, used: BTreeSet::new(), targets: Vec::new() };
-    let (parts, recalled) = (names.paired_with(&all.to), names.gated_delta.paired_with(&all.to.gated_delta));
-    let (of_layers, alone): (Vec<_>, Vec<_>) =
-        parts.into_iter().chain(recalled).partition(|(_, from, _)| from.contains("{}"));
-    for (part, from, to) in alone {
-        all.part(part, from, to)?;
+        Renaming { model, names, to: &reader.gguf_names, used: BTreeSet::new(), targets: Vec::new() };
+    let (of_layers, alone): (Vec<_>, Vec<_>) = names.iter().partition(|(_, from)| from.has(Index::Layer));
+    for (slot, from) in alone {
+        all.slot(slot, from, 0)?;
     }
     for layer in 0..layers {
-        for (part, from, to) in &of_layers {
-            all.part(*part, &of_layer(from, layer), &of_layer(to, layer))?;
+        for (slot, from) in &of_layers {
+            all.slot(*slot, *from, layer)?;
         }
         all.latent(layer)?;
         all.joint(layer)?;
@@ -51,8 +51,8 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &Family) -> Result<Vec<Targe
 /// State of the renaming.
 struct Renaming<'a> {
     model: &'a Model,
-    names: Names,
-    to: Names,
+    names: &'a Names,
+    to: &'a Names,
     used: BTreeSet<String>,
     targets: Vec<Target<'a>>,
 }
@@ -76,40 +76,45 @@ impl<'a> Renaming<'a> {
         Ok(Some(piece))
     }
 
+    /// The weight in a slot, if it exists; an error if its shape differs.
+    fn weight(&mut self, slot: Slot, layer: usize, shape: &[usize]) -> Result<Option<Piece<'a>>> {
+        match self.names.weight(slot, layer) {
+            Some(name) => self.shaped(&name, shape),
+            None => Ok(None),
+        }
+    }
+
     /// Adds a GGUF tensor made of `pieces`, which together have `shape`, with `changes` applied.
     fn add(
         &mut self,
         to: String,
         pieces: Vec<Piece<'a>>,
         shape: &[usize],
-        (part, changes): (Part, Vec<Change>),
+        (slot, changes): (Slot, Vec<Change>),
     ) -> Result<()> {
-        self.targets.push(Target::stored(self.model, to, (pieces, shape), part, changes)?);
+        self.targets.push(Target::stored(self.model, to, (pieces, shape), Some(slot), changes)?);
         Ok(())
     }
 
-    /// Adds the tensors of a part: weight and bias, one per expert or head.
-    fn part(&mut self, part: Part, from: &str, to: &str) -> Result<()> {
-        if from.is_empty() || to.is_empty() {
-            return Ok(());
-        }
-        let kinds: &[&str] = if part.is_whole() { &[""] } else { &[".weight", ".bias"] };
+    /// Adds the tensors in a slot of a layer, if GGUF files have it: weight and bias, one per expert or head.
+    fn slot(&mut self, slot: Slot, from: Pattern, layer: usize) -> Result<()> {
+        let Some(to) = self.to.name(slot, layer) else { return Ok(()) };
+        let kinds: &[&str] = if slot.is_whole() { &[""] } else { &[".weight", ".bias"] };
         for kind in kinds {
-            let (from, to) = (format!("{from}{kind}"), format!("{to}{kind}"));
-            let found = match [EXPERT, "{head}"].into_iter().find(|many| from.contains(many)) {
-                None => self.find(&from).into_iter().collect(),
-                Some(many) => {
-                    let each = |i: usize| self.find(&from.replace(many, &i.to_string()));
-                    (0..).map_while(each).collect::<Vec<_>>()
-                }
+            let to = format!("{to}{kind}");
+            let each = |i: usize| {
+                let at = Indices { layer, expert: i, head: i };
+                self.find(&format!("{}{kind}", from.fill(at)))
             };
+            let is_many = from.has(Index::Expert) || from.has(Index::Head);
+            let found: Vec<_> = (0..if is_many { usize::MAX } else { 1 }).map_while(each).collect();
             // Where a family has no norm before a block, that name may be of one behind it, which is added already.
             let Some(first) = found.first().filter(|piece| !self.used.contains(&piece.name)) else {
                 continue;
             };
             let first = first.stored;
             self.used.extend(found.iter().map(|piece| piece.name.clone()));
-            if self.model.spec.tied_embeddings && to == "output.weight" {
+            if self.model.spec.tied_embeddings && slot == Slot::Output && *kind == ".weight" {
                 continue;
             }
             if let Some(Piece { name, stored, .. }) = found.iter().find(|p| p.stored.shape != first.shape) {
@@ -117,31 +122,30 @@ impl<'a> Renaming<'a> {
                 return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
             }
             let mut shape = first.shape.clone();
-            if found.len() > 1 || from.contains(EXPERT) {
+            if found.len() > 1 || from.has(Index::Expert) {
                 shape.insert(0, found.len());
             }
-            if let (Part::Kernel, [cols, 1, kernel]) = (part, shape.as_slice()) {
+            if let (Slot::SsmConv1d, [cols, 1, kernel]) = (slot, shape.as_slice()) {
                 shape = vec![*cols, *kernel];
             }
-            let changes = self.changes(part, &shape);
-            self.add(to, found, &shape, (part, changes))?;
+            let changes = self.changes(slot, &shape);
+            self.add(to, found, &shape, (slot, changes))?;
         }
         Ok(())
     }
 
-    /// Transformations that a part needs between the two layouts.
-    fn changes(&self, part: Part, shape: &[usize]) -> Vec<Change> {
-        let linear = matches!(part, Part::Linear | Part::Queries | Part::Keys | Part::Joint);
+    /// Transformations that a tensor needs between the two layouts.
+    fn changes(&self, slot: Slot, shape: &[usize]) -> Vec<Change> {
         match (self.names.layout, self.to.layout, shape) {
-            (Layout::Columns, Layout::Rows, &[cols, rows]) if linear => {
+            (Layout::Columns, Layout::Rows, &[cols, rows]) if !slot.is_table() => {
                 vec![Change::Transposed(Transpose { rows, cols, across: rows, first: 0, step: 1 })]
             }
-            (Layout::RowsByHead, Layout::Rows, _) if part == Part::Joint => {
+            (Layout::RowsByHead, Layout::Rows, _) if slot == Slot::AttnQkv => {
                 let heads = self.model.spec.layers.iter().find_map(|layer| layer.mixer.heads());
                 let rows = |heads| (0..3).flat_map(|part| by_head(heads, part, 3)).collect();
                 heads.map(|heads| Change::Rows(rows(heads))).into_iter().collect()
             }
-            _ if part == Part::Rates => match (self.names.gated_delta.rate.1, self.to.gated_delta.rate.1) {
+            _ if slot == Slot::SsmA => match (self.names.rate, self.to.rate) {
                 (Rate::Logarithm, Rate::Negative) => vec![Change::Rates],
                 _ => Vec::new(),
             },
@@ -151,56 +155,59 @@ impl<'a> Renaming<'a> {
 
     /// MLA: splits `kv_b` into the K and the V part.
     fn latent(&mut self, layer: usize) -> Result<()> {
-        let (spec, from, to) = (&self.model.spec.layers[layer], self.names.mla, self.to.mla);
+        let spec = &self.model.spec.layers[layer];
         let Mixer::Mla(MlaSpec { q_heads: heads, kv_lora_rank, qk_nope_dim: keys, v_dim: values, .. }) =
             spec.mixer
         else {
             return Ok(());
         };
         let rows = keys + values;
-        let Some(up) = self.shaped(&named(&of_layer(from.up, layer)), &[heads * rows, kv_lora_rank])? else {
+        let Some(up) = self.weight(Slot::AttnKvB, layer, &[heads * rows, kv_lora_rank])? else {
             return Ok(());
         };
         let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
         let some = |rows: Range<usize>| Change::Rows(iter::once(rows).collect());
-        for (to, part, change) in [
-            (to.k, Part::MlaKeys, vec![some(0..keys), Change::Transposed(turn)]),
-            (to.v, Part::MlaValues, vec![some(keys..rows)]),
+        for (slot, change) in [
+            (Slot::AttnKB, vec![some(0..keys), Change::Transposed(turn)]),
+            (Slot::AttnVB, vec![some(keys..rows)]),
         ] {
-            let to = named(&of_layer(to, layer));
-            self.add(to, vec![up.clone()], &[heads, rows, kv_lora_rank], (part, change))?;
+            let Some(to) = self.to.weight(slot, layer) else { continue };
+            self.add(to, vec![up.clone()], &[heads, rows, kv_lora_rank], (slot, change))?;
         }
         Ok(())
     }
 
     /// Splits a fused gate and up of all experts, and adds the matching down.
     fn joint(&mut self, layer: usize) -> Result<()> {
-        let Some((up, joint)) = self.names.expert_joint else { return Ok(()) };
+        if !self.names.has(Slot::FfnGateUpExpsT) {
+            return Ok(());
+        }
         let Some(MoeSpec { expert, experts }) = self.model.spec.layers[layer].ffn.moe() else {
             return Ok(());
         };
         let (count, width, dim) = (experts.count, expert.width, self.model.spec.dim);
-        let half = |i: usize| match joint {
+        let half = |i: usize| match self.names.joint {
             Joint::InTurn => (i * width, 1),
             Joint::Alternating => (i, 2),
         };
-        for (from, to, shape, rows, (first, step)) in [
-            (up, self.to.expert_gate, [count, 2 * width, dim], width, half(0)),
-            (up, self.to.expert_up, [count, 2 * width, dim], width, half(1)),
-            (self.names.expert_down, self.to.expert_down, [count, dim, width], dim, (0, 1)),
+        for (from, slot, shape, rows, (first, step)) in [
+            (Slot::FfnGateUpExpsT, Slot::FfnGateExps, [count, 2 * width, dim], width, half(0)),
+            (Slot::FfnGateUpExpsT, Slot::FfnUpExps, [count, 2 * width, dim], width, half(1)),
+            (Slot::FfnDownExps, Slot::FfnDownExps, [count, dim, width], dim, (0, 1)),
         ] {
-            let (from, to) = (of_layer(from, layer), of_layer(to, layer));
+            let (from, to) = (self.names.name(from, layer), self.to.name(slot, layer));
+            let (Some(from), Some(to)) = (from, to) else { continue };
             let [_, outputs, cols] = shape;
             let some: Runs = (0..rows).map(|row| first + row * step).map(|row| row..row + 1).collect();
             let some = if rows < outputs { vec![Change::Rows(some)] } else { Vec::new() };
             if let Some(pair) = self.pair(&from, shape)? {
-                self.add(named(&to), vec![pair], &shape, (Part::Linear, some.clone()))?;
+                self.add(named(&to), vec![pair], &shape, (slot, some.clone()))?;
             } else if let Some(plain) = self.shaped(&from, &[count, cols, outputs])? {
                 let turn = Change::Transposed(Transpose { rows, cols, across: outputs, first, step });
-                self.add(named(&to), vec![plain], &[count, cols, outputs], (Part::Linear, vec![turn]))?;
+                self.add(named(&to), vec![plain], &[count, cols, outputs], (slot, vec![turn]))?;
             }
             if let Some(bias) = self.shaped(&format!("{from}_bias"), &[count, outputs])? {
-                self.add(format!("{to}.bias"), vec![bias], &[count, outputs], (Part::Linear, some))?;
+                self.add(format!("{to}.bias"), vec![bias], &[count, outputs], (slot, some))?;
             }
         }
         Ok(())
@@ -229,14 +236,12 @@ impl<'a> Renaming<'a> {
             return Ok(());
         };
         let (rows, dim) = (heads.cols() + heads.value_cols(), self.model.spec.dim);
-        let from = named(&of_layer(self.names.gated_delta.qkvz, layer));
-        let Some(all) = self.shaped(&from, &[rows, dim])? else { return Ok(()) };
+        let Some(all) = self.weight(Slot::SsmIn, layer, &[rows, dim])? else { return Ok(()) };
         let mut seen = by_key_head(heads, [heads.key_dim; 2], heads.value_dim);
         let gates = seen.split_off(3 * heads.keys);
-        let to = self.to.gated_delta;
-        for (to, part, runs) in [(to.qkv, Part::DeltaQkv, seen), (to.z, Part::Values, gates)] {
-            let to = named(&of_layer(to, layer));
-            self.add(to, vec![all.clone()], &[rows, dim], (part, vec![Change::Rows(runs)]))?;
+        for (slot, runs) in [(Slot::SsmQkv, seen), (Slot::SsmGate, gates)] {
+            let Some(to) = self.to.weight(slot, layer) else { continue };
+            self.add(to, vec![all.clone()], &[rows, dim], (slot, vec![Change::Rows(runs)]))?;
         }
         Ok(())
     }

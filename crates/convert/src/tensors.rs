@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tallow_checkpoint::Settings;
 use tallow_checkpoint::gguf::write::Planned;
-use tallow_checkpoint::tensor_names::Part;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::{DeltaHeads, HostWeight, RopePairs, Sharing};
 use tallow_models::Model;
 use tallow_models::recipe::{Choice, Outcome};
@@ -44,7 +44,8 @@ enum From<'a> {
 #[derive(Debug)]
 struct Stacked<'a> {
     pieces: Vec<Piece<'a>>,
-    part: Part,
+    /// Its slot, if the source is no GGUF file, whose tensors stay as they are.
+    slot: Option<Slot>,
     /// Matrices per piece.
     matrices: usize,
     /// [rows, cols] of a matrix as stored.
@@ -57,13 +58,7 @@ pub(super) fn same(model: &Model) -> Result<Vec<Target<'_>>> {
     let mut targets = Vec::new();
     for (name, stored) in model.checkpoint.tensors() {
         let pieces = vec![Piece::new(name.to_owned(), stored)];
-        targets.push(Target::stored(
-            model,
-            name.to_owned(),
-            (pieces, &stored.shape),
-            Part::Whole,
-            Vec::new(),
-        )?);
+        targets.push(Target::stored(model, name.to_owned(), (pieces, &stored.shape), None, Vec::new())?);
     }
     Ok(targets)
 }
@@ -79,7 +74,7 @@ impl<'a> Target<'a> {
         model: &Model,
         name: String,
         (pieces, shape): (Vec<Piece<'a>>, &[usize]),
-        part: Part,
+        slot: Option<Slot>,
         changes: Vec<Change>,
     ) -> Result<Target<'a>> {
         let Some(own) = pieces[0].format() else {
@@ -93,12 +88,12 @@ impl<'a> Target<'a> {
             [] | [_] => (&[][..], [1, 1]),
         };
         let matrices = leading.iter().product::<usize>() / pieces.len();
-        let stacked = Stacked { pieces, part, matrices: matrices.max(1), shape: stored, changes };
+        let stacked = Stacked { pieces, slot, matrices: matrices.max(1), shape: stored, changes };
         let [rows, cols] = stacked.changes.iter().fold(stored, |shape, change| change.shape(shape));
         let mut shape = leading.to_vec();
         shape.extend([rows, cols].into_iter().take(if is_row { 1 } else { 2 }));
         let first = &stacked.pieces[0];
-        let is_kept = is_row || part == Part::Kernel;
+        let is_kept = is_row || slot == Some(Slot::SsmConv1d);
         let format = if is_kept { own } else { model.wanted_format(&first.name, own, cols) };
         let choice = if is_kept { None } else { model.recipe_choice(&first.name, own, cols) };
         if let Some(choice) = choice.filter(|_| matches!(model.checkpoint.settings, Settings::Gguf(_))) {
@@ -153,9 +148,9 @@ impl<'a> Target<'a> {
                 Change::Columns(runs) => Some(runs.iter().cloned().flatten().collect()),
                 _ => None,
             });
-            made.matrices = match stacked.part {
-                Part::MlaKeys => Some(0..stacked.matrices),
-                Part::MlaValues => Some(stacked.matrices..2 * stacked.matrices),
+            made.matrices = match stacked.slot {
+                Some(Slot::AttnKB) => Some(0..stacked.matrices),
+                Some(Slot::AttnVB) => Some(stacked.matrices..2 * stacked.matrices),
                 _ => None,
             };
         }
@@ -179,7 +174,10 @@ impl<'a> Target<'a> {
     pub(super) fn settle(&mut self, model: &DecoderSpec, read: &DecoderSpec) -> Result<()> {
         let From::Stored(stacked) = &mut self.from else { return Ok(()) };
         let is_weight = self.planned.name.ends_with(".weight");
-        if stacked.part == Part::Norm && model.norm.weight_offset != read.norm.weight_offset && is_weight {
+        if stacked.slot.is_some_and(Slot::is_norm)
+            && model.norm.weight_offset != read.norm.weight_offset
+            && is_weight
+        {
             stacked.changes.push(Change::Offset(model.norm.weight_offset - read.norm.weight_offset));
         }
         stacked.permute_rope_pairs(model, read)?;
@@ -251,9 +249,9 @@ impl Stacked<'_> {
         else {
             return Ok(());
         };
-        let count = match self.part {
-            Part::Queries => heads.q,
-            Part::Keys => heads.kv,
+        let count = match self.slot {
+            Some(Slot::AttnQ) => heads.q,
+            Some(Slot::AttnK) => heads.kv,
             _ => return Ok(()),
         };
         let rows = self.changes.iter().fold(self.shape, |shape, change| change.shape(shape))[0];
@@ -284,17 +282,18 @@ impl Stacked<'_> {
             (0..values).map(move |i| first + old(i) * each..first + (old(i) + 1) * each)
         };
         let before = 2 * mine.key_cols();
-        self.change(match self.part {
-            Part::DeltaQkv | Part::Kernel => {
+        let Some(slot) = self.slot else { return Ok(()) };
+        self.change(match slot {
+            Slot::SsmQkv | Slot::SsmConv1d => {
                 Change::Rows(std::iter::once(0..before).chain(some(before, value_dim)).collect())
             }
-            Part::Values => Change::Rows(some(0, value_dim).collect()),
-            Part::DeltaOutput => Change::Columns(some(0, value_dim).collect()),
-            Part::ByKeyHead => {
+            Slot::SsmGate => Change::Rows(some(0, value_dim).collect()),
+            Slot::SsmOut => Change::Columns(some(0, value_dim).collect()),
+            Slot::SsmBetaAlpha => {
                 let what = ["which has heads in an order of its own", "that of other heads is"];
                 return Err(refused(&self.pieces[0], what));
             }
-            Part::PerValueHead | Part::ValuePerHead | Part::Rates => Change::Rows(some(0, 1).collect()),
+            Slot::SsmBeta | Slot::SsmAlpha | Slot::SsmDt | Slot::SsmA => Change::Rows(some(0, 1).collect()),
             _ => return Ok(()),
         })
     }

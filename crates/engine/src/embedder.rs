@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tallow_core::{Backend, Error, Reading, Tensor};
-use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Classes, Encoder, Image, Input, Inputs, Item};
+use tallow_models::spec::encoder::Pooling;
 use tokio::sync::oneshot;
 
 use crate::admission::{Reply, Ticket};

@@ -1,6 +1,6 @@
 //! Short names of well-known models, in Ollama's style.
 
-use crate::pick;
+use crate::quant;
 
 /// A short name for a well-known model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -206,7 +206,7 @@ const SAYS_LITTLE: &[&str] = &["", "instruct", "it", "chat", "text"];
 
 /// The quantization label, if the word is one.
 fn quantization(word: &str) -> Option<String> {
-    pick::label(word).filter(|_| !word.contains(['/', ':']))
+    quant::label(word).filter(|_| !word.contains(['/', ':']))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::download::{Blob, has_length, incomplete, sync_folder};
+use crate::blob::{Blob, has_length, incomplete, sync_folder};
 use crate::error::{HubError, Result};
 use crate::name::{ModelRef, RepoName, check_path, is_commit};
 use crate::pick::{self, Choice};

@@ -10,8 +10,8 @@ use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body, Proxy};
 
 use crate::error::{HubError, Result};
-use crate::hub::{Event, Ranges, Settings, Timing};
 use crate::name::{RepoName, is_hidden};
+use crate::settings::{Event, Ranges, Settings, Timing};
 
 /// Far longer than any listing of a model's files.
 const LONGEST_JSON: usize = 16 << 20;

@@ -15,6 +15,7 @@
 //! Nothing here prints or reads the environment: settings come in as [`Settings`], progress is reported as [`Event`]s.
 
 mod aliases;
+mod blob;
 mod cache;
 mod download;
 mod error;
@@ -23,9 +24,12 @@ mod hub;
 mod name;
 mod pick;
 mod pieces;
+mod quant;
+mod settings;
 
 pub use aliases::{ALIASES, Alias, is_alias, search};
 pub use cache::{Cache, CachedModel, Removed, Snapshot};
 pub use error::HubError;
-pub use hub::{Event, Hub, Match, Names, Ranges, Settings, Timing};
+pub use hub::{Hub, Match};
 pub use name::{ModelRef, RepoName};
+pub use settings::{Event, Names, Ranges, Settings, Timing};

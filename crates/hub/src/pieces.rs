@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use ureq::http::{Method, header};
 
-use crate::download::{CHUNK, PROGRESS, Partial, content_range};
+use crate::blob::{CHUNK, PROGRESS, Partial};
 use crate::error::Result;
 use crate::http::{Answer, Http, Place, Span, Target, Tries, Trouble, cut_off};
-use crate::hub::{Event, Ranges};
 use crate::name::RepoName;
+use crate::settings::{Event, Ranges};
 
 /// Pieces that may be buffered beyond one per connection.
 const SPARE: usize = 2;
@@ -306,5 +306,26 @@ impl Asker {
 
     fn target(&self) -> Target<'_> {
         Target { repo: &self.repo, revision: &self.revision, file: Some(&self.file) }
+    }
+}
+
+/// Start and total of a `Content-Range` header: `bytes 5-9/10`.
+pub(crate) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let start = range.split_once('-')?.0.trim().parse().ok()?;
+    Some((start, total.trim().parse().ok()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_ranges_are_read() {
+        assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
+        assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
+        for bad in ["", "bytes */10", "5-9/10", "bytes -9/10"] {
+            assert_eq!(content_range(bad), None, "{bad}");
+        }
     }
 }

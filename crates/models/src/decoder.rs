@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
-use tallow_checkpoint::tensor_names::of_layer;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Eltwise, EltwiseOp, Embed, Epilogue, Head, Normalize};
 use tallow_core::{Adapter, Backend, LinearWeights, Norm, Result, RopeTable, StepPlan, Tensor, Weight};
 
+use crate::Model;
 use crate::adapter::{AdapterFile, Targets};
 use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
@@ -14,7 +15,6 @@ use crate::blocks::{Context, StepInputs};
 use crate::error::{LoadError, Result as LoadResult};
 use crate::spec::DecoderSpec;
 use crate::weights::{Progress, Weights};
-use crate::{Model, weights};
 
 /// A decoder on a device.
 #[derive(Debug)]
@@ -39,12 +39,14 @@ impl<B: Backend> Decoder<B> {
         decoder.targets = Some(Targets::new(model, w.targets()));
         // Files may hold K and V weights of layers that read another layer's cache.
         let sharing = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source().is_some());
-        let unused = |i| [names.k, names.v, names.k_norm].map(|name| weights::named(&of_layer(name, i)));
+        let unused = |i| {
+            [Slot::AttnK, Slot::AttnV, Slot::AttnKNorm].into_iter().filter_map(move |s| names.weight(s, i))
+        };
         let unused: HashSet<String> = sharing.flat_map(|(i, _)| unused(i)).collect();
         let is_unused = |name: &str| unused.contains(name);
         let past = spec.layers.len()..spec.layers.len() + spec.mtp_layers;
         w.finish(model.family.name, |name| {
-            let tied_head = spec.tied_embeddings && name == weights::named(names.head);
+            let tied_head = spec.tied_embeddings && names.weight(Slot::Output, 0).as_deref() == Some(name);
             let past = names.layer(name).is_some_and(|i| past.contains(&i));
             tied_head || past || model.family.reads(name) || is_unused(name)
         })?;
@@ -59,13 +61,13 @@ impl<B: Backend> Decoder<B> {
         context: usize,
         embed: Option<&Weight<B>>,
     ) -> LoadResult<Decoder<B>> {
-        let (names, b) = (w.names(), w.device());
+        let b = w.device();
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
         let embed = match embed {
             Some(embed) => embed.clone(),
-            None => w.weight(&weights::named(names.embed), spec.vocab, spec.dim)?,
+            None => w.weight(Slot::TokenEmbd, spec.vocab, spec.dim)?,
         };
-        let positions = spec.positions.map(|n| w.weight(&weights::named(names.positions), n, spec.dim));
+        let positions = spec.positions.map(|n| w.weight(Slot::PosEmbd, n, spec.dim));
         let positions = positions.transpose()?;
         let per_layer = spec
             .per_layer_dim
@@ -73,12 +75,12 @@ impl<B: Backend> Decoder<B> {
             .transpose()?;
         let layers = spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, layer));
         let layers = layers.collect::<LoadResult<_>>()?;
-        let norm = w.norm((names.norm, 0), spec.dim)?;
+        let norm = w.norm(Slot::OutputNorm, spec.dim)?;
         let head = match spec.tied_embeddings {
             true => LinearWeights::new(embed.clone(), None),
-            false => w.unbiased_linear(&weights::named(names.head), spec.vocab, spec.dim)?,
+            false => w.unbiased_linear(&w.weight_name(Slot::Output)?, spec.vocab, spec.dim)?,
         };
-        let head = LinearWeights { bias: w.bias(names.head, spec.vocab, spec.head_bias)?, ..head };
+        let head = LinearWeights { bias: w.bias(Slot::Output, spec.vocab, spec.head_bias)?, ..head };
         Ok(Decoder {
             spec: spec.clone(),
             embed,

@@ -5,6 +5,7 @@
 //! same for encoders, [`seq2seq::Seq2Seq`] for encoder-decoder models.
 
 pub mod adapter;
+mod any_model;
 pub mod blocks;
 pub mod decoder;
 pub mod encoder;
@@ -18,8 +19,9 @@ pub mod spec;
 pub mod speech;
 pub mod weights;
 
+pub use any_model::AnyModel;
 pub use error::{LoadError, Result};
-pub use model::{AnyModel, Model};
+pub use model::Model;
 
 /// The examples of the README compile.
 #[cfg(doctest)]

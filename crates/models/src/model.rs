@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{EXPERT, Names, layer_in, of_layer};
+use tallow_checkpoint::tensor_names::{Index, Indices, Names, Slot};
 use tallow_checkpoint::{Checkpoint, Kind, Settings, Stored};
 use tallow_quant::Format;
 use tallow_text::generation::Generation;
@@ -11,13 +11,11 @@ use tallow_text::template::{ChatTemplates, MOST_SOURCE};
 use tallow_text::tokenizer::Tokenizer;
 
 use crate::Result;
-use crate::encoder::EncoderModel;
 use crate::families::{self, Family};
 use crate::file_type::{FileType, dominant};
 use crate::recipe::{Choice, Outcome, Quantizing, Recipe};
-use crate::seq2seq::Seq2SeqModel;
 use crate::spec::DecoderSpec;
-use crate::weights::{Common, Source, named};
+use crate::weights::{Common, Source};
 
 /// A decoder as its files describe it.
 #[derive(Debug, Clone)]
@@ -47,7 +45,8 @@ impl Model {
         let mut spec = family.read(&Config::new(&checkpoint)?)?;
         if let (Settings::Hf(_), names) = (&checkpoint.settings, &family.hf_names) {
             // Some settings say tied although the file has an LM head that differs from the embedding.
-            let [embed, head] = [names.embed, names.head].map(|name| checkpoint.get(&named(name)));
+            let tensor = |slot| checkpoint.get(&names.weight(slot, 0)?);
+            let (embed, head) = (tensor(Slot::TokenEmbd), tensor(Slot::Output));
             let same = |(a, b): (&Stored, &Stored)| a.shape == b.shape && a.bytes() == b.bytes();
             spec.tied_embeddings = spec.tied_embeddings && embed.zip(head).is_none_or(same);
         }
@@ -55,10 +54,10 @@ impl Model {
     }
 
     /// Tensor names in its files.
-    pub fn names(&self) -> Names {
+    pub fn names(&self) -> &'static Names {
         match self.checkpoint.settings {
-            Settings::Gguf(_) => self.family.gguf_names,
-            Settings::Hf(_) => self.family.hf_names,
+            Settings::Gguf(_) => &self.family.gguf_names,
+            Settings::Hf(_) => &self.family.hf_names,
         }
     }
 
@@ -91,8 +90,8 @@ impl Model {
         let mut outcome = Outcome::default();
         for (name, stored) in self.checkpoint.tensors().filter(|(name, _)| !source.names.is_unused(name)) {
             let (Some(own), [.., _, cols]) = (stored.format(), stored.shape.as_slice()) else { continue };
-            if let Some(choice) = how.choice(&source.names, name, (own, *cols)) {
-                outcome.count(own, choice, how.format(&source.names, name, (own, *cols)));
+            if let Some(choice) = how.choice(source.names, name, (own, *cols)) {
+                outcome.count(own, choice, how.format(source.names, name, (own, *cols)));
             }
         }
         outcome.notes(how.recipe)
@@ -100,7 +99,7 @@ impl Model {
 
     /// The file type (ftype) by the format of most of its matrices on the device.
     pub fn file_type(&self) -> Option<FileType> {
-        let (source, edges) = (self.source(), self.edges(&self.names()));
+        let (source, edges) = (self.source(), self.edges(self.names()));
         let tensors = self.checkpoint.tensors().filter(|(_, stored)| stored.shape.len() > 1);
         let formats = tensors.filter_map(|(name, stored)| {
             let format = source.format(name, stored)?;
@@ -110,8 +109,9 @@ impl Model {
     }
 
     /// Tensors outside the layers: embedding, LM head, position embedding.
-    pub fn edges(&self, names: &Names) -> [String; 3] {
-        [names.embed, names.head, names.positions].map(named)
+    pub fn edges(&self, names: &Names) -> Vec<String> {
+        let slots = [Slot::TokenEmbd, Slot::Output, Slot::PosEmbd];
+        slots.into_iter().filter_map(|slot| names.weight(slot, 0)).collect()
     }
 
     /// File type ids that the recipe, or the file, claims.
@@ -139,10 +139,8 @@ impl Model {
     /// Whether experts have act-order (GPTQ `desc_act`).
     pub fn has_shuffled_experts(&self) -> bool {
         let names = self.names();
-        let of_experts = |name: &str| {
-            let patterns = [names.expert_gate, names.expert_up, names.expert_down];
-            patterns.into_iter().any(|pattern| layer_in(pattern, name).is_some())
-        };
+        let is_expert = |slot| matches!(slot, Slot::FfnGateExps | Slot::FfnUpExps | Slot::FfnDownExps);
+        let of_experts = |name: &str| names.find(name).any(|(slot, _)| is_expert(slot));
         let mut tensors = self.checkpoint.tensors();
         tensors.any(|(name, t)| matches!(&t.kind, Kind::Grouped(m) if m.is_shuffled()) && of_experts(name))
     }
@@ -161,29 +159,23 @@ impl Model {
     pub fn expert_bytes(&self, layer: usize) -> usize {
         let (names, count) =
             (self.names(), self.spec.layers[layer].ffn.moe().map_or(0, |moe| moe.experts.count));
-        let stored = |name: &str| self.checkpoint.get(name).map_or(0, |stored| self.size(name, stored));
-        let bytes = |name: String| stored(&named(&name));
-        if let Some((joint, _)) = names.expert_joint {
-            let whole = |pattern: &str| -> usize {
-                let name = of_layer(pattern, layer);
-                ["", "_blocks", "_scales"].map(|kind| stored(&format!("{name}{kind}"))).iter().sum()
-            };
-            return whole(joint) + whole(names.expert_down);
+        let bytes = |name: &str| self.checkpoint.get(name).map_or(0, |stored| self.size(name, stored));
+        let of = |slot, at: Indices| names.weight(slot, at).map_or(0, |name| bytes(&name));
+        if names.has(Slot::FfnGateUpExpsT) {
+            // Quantized matrices are pairs of tensors.
+            let kinds = |name: String| ["", "_blocks", "_scales"].map(|kind| bytes(&format!("{name}{kind}")));
+            let slots = [Slot::FfnGateUpExpsT, Slot::FfnDownExps].into_iter();
+            return slots.filter_map(|slot| names.name(slot, layer)).flat_map(kinds).sum();
         }
-        if let Some((up, down)) = names.expert_rows {
-            let [up, down] = [up, down].map(|pattern| stored(&of_layer(pattern, layer)));
-            if up > 0 {
-                return up + down;
-            }
+        let stacked = of(Slot::FfnGateUpExps, layer.into());
+        if stacked > 0 {
+            return stacked + of(Slot::FfnDownExpsStacked, layer.into());
         }
-        let of = |pattern: &str| -> usize {
-            let name = of_layer(pattern, layer);
-            match name.contains(EXPERT) {
-                true => (0..count).map(|e| bytes(name.replace(EXPERT, &e.to_string()))).sum(),
-                false => bytes(name),
-            }
+        let all = |slot| match names.get(slot).is_some_and(|name| name.has(Index::Expert)) {
+            true => (0..count).map(|expert| of(slot, Indices { expert, ..layer.into() })).sum(),
+            false => of(slot, layer.into()),
         };
-        [names.expert_gate, names.expert_up, names.expert_down].into_iter().map(of).sum()
+        [Slot::FfnGateExps, Slot::FfnUpExps, Slot::FfnDownExps].into_iter().map(all).sum()
     }
 
     /// The model's tokenizer, with the end tokens of its generation settings.
@@ -212,30 +204,5 @@ impl Model {
     /// Default sampling settings (`generation_config.json`).
     pub fn generation(&self) -> tallow_checkpoint::Result<Generation> {
         Generation::read(&self.checkpoint)
-    }
-}
-
-/// A checkpoint of any kind.
-#[derive(Debug, Clone)]
-pub enum AnyModel {
-    /// Generates text.
-    Decoder(Box<Model>),
-    /// Computes embeddings or scores.
-    Encoder(Box<EncoderModel>),
-    /// Encodes a text or audio, then generates text.
-    Seq2Seq(Box<Seq2SeqModel>),
-}
-
-impl AnyModel {
-    /// Detects the kind and family of a checkpoint.
-    pub fn new(checkpoint: Checkpoint) -> Result<AnyModel> {
-        let config = Config::new(&checkpoint)?;
-        if families::seq2seq_family(&config).is_some() {
-            return Ok(AnyModel::Seq2Seq(Box::new(Seq2SeqModel::new(checkpoint)?)));
-        }
-        match families::encoder(&config) {
-            Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),
-            None => Ok(AnyModel::Decoder(Box::new(Model::new(checkpoint)?))),
-        }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use tallow_checkpoint::tensor_names::{Names, layer_in};
+use tallow_checkpoint::tensor_names::{Names, Slot};
 use tallow_quant::Format;
 
 /// Formats for a model's matrices (llama.cpp's ftype).
@@ -92,7 +92,9 @@ impl Recipe {
 }
 
 /// A matrix's role, as far as it decides its bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// Where files have one or another matrix of that name, the first of these counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
     /// Not quantized.
     Kept,
@@ -104,20 +106,16 @@ enum Role {
 
 impl Role {
     fn of(names: &Names, tied: bool, name: &str) -> Role {
-        // Some files leave out the prefix of names.
-        let whole =
-            if name.starts_with(names.base) { name.to_owned() } else { format!("{}{name}", names.base) };
-        let place = |pattern: &str| layer_in(pattern, name).or_else(|| layer_in(pattern, &whole));
-        let is = |pattern: &str| place(pattern).is_some();
-        let gates = [names.gated_delta.ba, names.gated_delta.b, names.gated_delta.a];
-        if [names.router, names.shared_router, names.positions].into_iter().chain(gates).any(is) {
-            return Role::Kept;
-        }
-        if is(names.head) || tied && is(names.embed) {
-            return Role::Head;
-        }
-        let telling = [names.v, names.qkv, names.down, names.expert_down, names.shared_down];
-        telling.into_iter().find_map(place).map_or(Role::Other, Role::Telling)
+        let role = |slot, layer| match slot {
+            Slot::FfnGateInp | Slot::FfnGateInpShexp | Slot::PosEmbd => Role::Kept,
+            Slot::SsmBetaAlpha | Slot::SsmBeta | Slot::SsmAlpha => Role::Kept,
+            Slot::Output => Role::Head,
+            Slot::TokenEmbd if tied => Role::Head,
+            Slot::AttnV | Slot::AttnQkv => Role::Telling(layer),
+            Slot::FfnDown | Slot::FfnDownExps | Slot::FfnDownShexp => Role::Telling(layer),
+            _ => Role::Other,
+        };
+        names.find(name).map(|(slot, at)| role(slot, at.layer)).min().unwrap_or(Role::Other)
     }
 }
 

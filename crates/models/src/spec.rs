@@ -1,14 +1,17 @@
 //! [`DecoderSpec`]: a decoder's architecture as plain values. Families build it from a model's settings; blocks read
 //! it.
 
+pub mod encoder;
 mod ffn;
 mod mixer;
+pub mod rope;
+pub mod seq2seq;
 
 use tallow_core::{DType, NormKind};
 
-use crate::blocks::rope::RopeSpec;
 pub use ffn::{ExpertsSpec, Ffn, FfnSpec, MoeSpec, SharedExpertSpec};
 pub use mixer::{AttentionSpec, GatedDeltaSpec, Mixer, MlaSpec, QkNormSpec, RelativeBiasSpec, SharedKvSpec};
+use rope::RopeSpec;
 
 /// A decoder: token embedding, layers, final norm, LM head.
 ///

@@ -10,6 +10,7 @@ mod mla;
 mod parts;
 mod quantize;
 mod stream_check;
+mod tensor_ref;
 mod transpose;
 
 use std::collections::BTreeSet;
@@ -17,7 +18,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use tallow_checkpoint::grouped::Grouped;
-use tallow_checkpoint::tensor_names::{Layout, Names, is_redundant, of_layer};
+use tallow_checkpoint::tensor_names::{Index, Indices, Layout, Names, Slot, is_redundant, named};
 use tallow_checkpoint::{Checkpoint, Kind, Stored};
 use tallow_core::{
     Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, TensorId,
@@ -25,16 +26,17 @@ use tallow_core::{
 };
 use tallow_quant::Format;
 
-use crate::adapter::Target;
 use crate::error::{LoadError, Result};
 use crate::recipe::{Choice, Quantizing};
 use crate::spec::{Bias, NormSpec};
 
 pub use experts::{Pair, bytes_alone};
+pub(crate) use mla::MlaHead;
 pub use parts::{Runs, by_head};
 pub use quantize::{quantized, room};
 use stream_check::StreamCheck;
 pub use stream_check::not_finite;
+use tensor_ref::TensorRef;
 pub use transpose::Transpose;
 
 /// Called with the bytes loaded so far and the bytes in total; returns whether to go on.
@@ -51,13 +53,26 @@ pub struct Weights<'a, B: Backend> {
     progress: Progress<'a>,
 }
 
+/// A linear layer that adapters may target.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    /// Name of its tensor, without `.weight`.
+    pub name: String,
+    /// Outputs and inputs of the tensor.
+    pub shape: (usize, usize),
+    /// Which of the tensor's rows the layer has, if not all in order.
+    pub runs: Option<Runs>,
+    /// Whether its weights are quantized in blocks.
+    pub blocks: bool,
+}
+
 /// What the loading of a model's weights depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
     /// The files.
     pub checkpoint: &'a Checkpoint,
     /// Tensor names in that checkpoint.
-    pub names: Names,
+    pub names: &'a Names,
     /// Sizes and norm settings that blocks ask for.
     pub spec: Common,
     /// The recipe that matrices are quantized by, if they are.
@@ -67,12 +82,12 @@ pub(crate) struct Source<'a> {
 impl Source<'_> {
     /// Format on the device of rows of `cols` elements in tensor `name`.
     pub(crate) fn wanted(&self, name: &str, format: Format, cols: usize) -> Format {
-        self.quantizing.map_or(format, |how| how.format(&self.names, name, (format, cols)))
+        self.quantizing.map_or(format, |how| how.format(self.names, name, (format, cols)))
     }
 
     /// The recipe's choice for rows of `cols` elements in tensor `name`; `None` if it leaves the tensor alone.
     pub(crate) fn choice(&self, name: &str, format: Format, cols: usize) -> Option<Choice> {
-        self.quantizing.and_then(|how| how.choice(&self.names, name, (format, cols)))
+        self.quantizing.and_then(|how| how.choice(self.names, name, (format, cols)))
     }
 
     /// Format of a tensor on the device; `None` if it holds no weights.
@@ -113,11 +128,6 @@ pub(crate) struct Common {
     pub per_layer_dim: Option<usize>,
 }
 
-/// The full tensor name for a name in [`Names`].
-pub fn named(name: &str) -> String {
-    format!("{name}.weight")
-}
-
 impl<'a, B: Backend> Weights<'a, B> {
     pub(crate) fn new(b: &'a B, source: Source<'a>, progress: Progress<'a>) -> Weights<'a, B> {
         let (used, targets, total) = (BTreeSet::new(), Vec::new(), source.bytes());
@@ -130,11 +140,11 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// Switches to other tensor names, such as from a seq2seq model's encoder to its decoder.
-    pub(crate) fn with_names(&mut self, names: Names) {
+    pub(crate) fn with_names(&mut self, names: &'a Names) {
         self.source.names = names;
     }
 
-    pub(crate) fn names(&self) -> Names {
+    pub(crate) fn names(&self) -> &'a Names {
         self.source.names
     }
 
@@ -151,11 +161,6 @@ impl<'a, B: Backend> Weights<'a, B> {
         let short = name.strip_prefix(self.names().base);
         let mut names = [Some(name), short].into_iter().flatten();
         names.find_map(|name| self.source.checkpoint.get(name).map(|stored| (name, stored)))
-    }
-
-    /// Whether layer `i` has a tensor of that name.
-    pub(crate) fn has(&self, pattern: &str, i: usize) -> bool {
-        !pattern.is_empty() && self.find(&named(&of_layer(pattern, i))).is_some()
     }
 
     /// The tensor `name`; an error if it is missing or has another shape.
@@ -198,9 +203,15 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
     }
 
-    /// The weight `name`, packed for the device: [rows, cols]
-    pub(crate) fn weight(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
-        match self.unbiased_linear(name, rows, cols)?.weight {
+    /// A weight, packed for the device: [rows, cols]
+    pub(crate) fn weight<'n>(
+        &mut self,
+        of: impl Into<TensorRef<'n>>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Weight<B>> {
+        let name = self.weight_name(of)?;
+        match self.unbiased_linear(&name, rows, cols)?.weight {
             LinearWeight::InOrder(weight) => Ok(weight),
             LinearWeight::ActOrder { .. } => {
                 let why = "its inputs come in another order, which a table cannot have";
@@ -295,14 +306,15 @@ impl<'a, B: Backend> Weights<'a, B> {
         Ok(LinearWeights { weight: LinearWeight::new(weight, order), bias: None, lora_target: None })
     }
 
-    /// A linear layer of layer `i` with a single output; some files store its weight as a vector.
-    pub(crate) fn gate(&mut self, (pattern, i): (&str, usize), cols: usize) -> Result<LinearWeights<B>> {
-        let name = named(&of_layer(pattern, i));
+    /// A linear layer with a single output; some files store its weight as a vector.
+    pub(crate) fn gate(&mut self, of: (Slot, usize), cols: usize) -> Result<LinearWeights<B>> {
+        let layer = self.name(of.into())?;
+        let name = named(&layer);
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
         let shape = [1, cols];
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
         let weight = self.whole_weight(&name, stored, 1)?;
-        let site = self.target(&of_layer(pattern, i), (1, cols), None);
+        let site = self.target(&layer, (1, cols), None);
         Ok(LinearWeights { lora_target: Some(site), ..LinearWeights::new(weight, None) })
     }
 
@@ -322,8 +334,15 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A [rows, cols] table as `f32`, for the host.
-    pub(crate) fn table(&mut self, name: &str, rows: usize, cols: usize) -> Result<Vec<f32>> {
-        self.numbers(name, &[rows, cols], 0.0)
+    pub(crate) fn table(&mut self, of: (Slot, usize), rows: usize, cols: usize) -> Result<Vec<f32>> {
+        let name = self.weight_name(of)?;
+        self.numbers(&name, &[rows, cols], 0.0)
+    }
+
+    /// As [`tensor_row`](Self::tensor_row), of the tensor in a slot.
+    pub(crate) fn slot_row(&mut self, of: (Slot, usize), len: usize) -> Result<Tensor<B>> {
+        let name = self.weight_name(of)?;
+        self.tensor_row(&name, len)
     }
 
     /// A vector of `f32` on the device: [1, len]
@@ -338,11 +357,11 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// A 2D convolution whose stride is its kernel size, as a linear layer over the flattened patch.
-    pub(crate) fn conv2d(&mut self, name: &str, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
-        let full = named(name);
-        let stored = self.stored(&full, &shape)?;
-        let weight = self.whole_weight(&full, stored, shape[0])?;
-        Ok(LinearWeights::new(weight, self.bias(name, shape[0], bias)?))
+    pub(crate) fn conv2d(&mut self, slot: Slot, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
+        let name = self.weight_name(slot)?;
+        let stored = self.stored(&name, &shape)?;
+        let weight = self.whole_weight(&name, stored, shape[0])?;
+        Ok(LinearWeights::new(weight, self.bias(slot, shape[0], bias)?))
     }
 
     /// An error: something about the checkpoint is not supported.
@@ -350,9 +369,9 @@ impl<'a, B: Backend> Weights<'a, B> {
         LoadError::unsupported(self.path(), what, why)
     }
 
-    /// The bias of layer `name`, as `f32`; `None` if it has none.
-    fn bias_numbers(&mut self, name: &str, len: usize, bias: Bias) -> Result<Option<Vec<f32>>> {
-        let name = format!("{name}.bias");
+    /// A layer's bias, as `f32`; `None` if it has none.
+    fn bias_numbers(&mut self, of: TensorRef<'_>, len: usize, bias: Bias) -> Result<Option<Vec<f32>>> {
+        let name = format!("{}.bias", self.name(of)?);
         match bias {
             Bias::No => Ok(None),
             Bias::IfPresent if self.find(&name).is_none() => Ok(None),
@@ -361,26 +380,31 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// As [`bias_numbers`](Self::bias_numbers), on the device.
-    pub(crate) fn bias(&mut self, name: &str, len: usize, bias: Bias) -> Result<Option<Tensor<B>>> {
-        let numbers = self.bias_numbers(name, len, bias)?;
+    pub(crate) fn bias<'n>(
+        &mut self,
+        of: impl Into<TensorRef<'n>>,
+        len: usize,
+        bias: Bias,
+    ) -> Result<Option<Tensor<B>>> {
+        let numbers = self.bias_numbers(of.into(), len, bias)?;
         Ok(numbers.map(|x| self.b.upload_row(&x)).transpose()?)
     }
 
-    /// A linear layer of layer `i`: [rows, cols]
-    pub(crate) fn linear(
+    /// A linear layer: [rows, cols]
+    pub(crate) fn linear<'n>(
         &mut self,
-        (pattern, i): (&str, usize),
+        of: impl Into<TensorRef<'n>>,
         rows: usize,
         cols: usize,
         bias: Bias,
     ) -> Result<LinearWeights<B>> {
-        let name = of_layer(pattern, i);
+        let name = self.name(of.into())?;
         let layer = match self.names().layout {
             Layout::Rows | Layout::RowsByHead => self.unbiased_linear(&named(&name), rows, cols)?,
             Layout::Columns => LinearWeights::new(self.transposed(&named(&name), rows, cols)?, None),
         };
         let site = self.target(&name, (rows, cols), None);
-        Ok(LinearWeights { bias: self.bias(&name, rows, bias)?, lora_target: Some(site), ..layer })
+        Ok(LinearWeights { bias: self.bias(name.as_str(), rows, bias)?, lora_target: Some(site), ..layer })
     }
 
     /// Registers a linear layer as LoRA target. `runs`: which of the tensor's rows the layer has, if not all in order.
@@ -398,12 +422,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         self.targets.clone()
     }
 
-    /// A norm of layer `i`.
-    pub(crate) fn norm(&mut self, (pattern, i): (&str, usize), width: usize) -> Result<Norm<B>> {
-        let (name, spec) = (of_layer(pattern, i), self.spec().norm);
+    /// A norm.
+    pub(crate) fn norm<'n>(&mut self, of: impl Into<TensorRef<'n>>, width: usize) -> Result<Norm<B>> {
+        let (name, spec) = (self.name(of.into())?, self.spec().norm);
         let weight = self.numbers(&named(&name), &[width], spec.weight_offset)?;
         let weight = self.b.upload_row(&weight)?;
-        Ok(Norm { kind: spec.kind, weight, bias: self.bias(&name, width, spec.bias)?, eps: spec.eps })
+        Ok(Norm { kind: spec.kind, weight, bias: self.bias(name.as_str(), width, spec.bias)?, eps: spec.eps })
     }
 
     /// A norm without learned weights (all ones).
@@ -416,20 +440,20 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// Norm weights with a separate set per head, from one tensor or one per head: [1, heads * dim]
     pub(crate) fn per_head_norms(
         &mut self,
-        (pattern, i): (&str, usize),
+        (slot, layer): (Slot, usize),
         heads: usize,
         dim: usize,
     ) -> Result<Tensor<B>> {
-        let (pattern, offset) = (of_layer(pattern, i), self.spec().norm.weight_offset);
+        let (name, offset) = (self.pattern(slot)?, self.spec().norm.weight_offset);
         let mut row = Vec::new();
-        match pattern.contains("{head}") {
+        match name.has(Index::Head) {
             true => {
                 for head in 0..heads {
-                    let name = pattern.replace("{head}", &head.to_string());
+                    let name = name.fill(Indices { layer, head, ..Indices::default() });
                     row.extend(self.numbers(&named(&name), &[dim], offset)?);
                 }
             }
-            false => row.extend(self.numbers(&named(&pattern), &[heads, dim], offset)?),
+            false => row.extend(self.numbers(&named(&name.fill(layer.into())), &[heads, dim], offset)?),
         }
         Ok(self.b.upload_row(&row)?)
     }

@@ -11,8 +11,8 @@ use tallow_core::Backend;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::embedder::{Answer, EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
 use tallow_engine::handle::Failure;
-use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs};
+use tallow_models::spec::encoder::Pooling;
 use tallow_support::text_encoder;
 use tokio::sync::oneshot;
 

@@ -18,7 +18,7 @@ use tallow_quant::Format;
 use crate::error::{LoadError, Result};
 use crate::weights::{not_finite, quantized, room};
 
-pub(crate) use targets::{Target, Targets};
+pub(crate) use targets::Targets;
 
 /// Format of adapter matrices beside quantized weights.
 const EIGHT_BITS: Format = Format::Q8_0;

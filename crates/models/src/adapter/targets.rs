@@ -1,29 +1,16 @@
 //! [`Targets`]: the linear layers of a model that LoRA adapters may target, and their names in adapter files.
 
-use std::ops::Range;
 use std::path::PathBuf;
 
 use tallow_checkpoint::Settings;
-use tallow_checkpoint::tensor_names::{Names, Part, layer_in, of_layer};
+use tallow_checkpoint::tensor_names::{Names, Pattern, Slot};
 use tallow_core::{Heads, LoraTarget};
 
 use super::{AdapterFile, Origin, Pair};
 use crate::Model;
 use crate::error::{LoadError, Result};
 use crate::families::Family;
-
-/// A linear layer that adapters may target.
-#[derive(Debug, Clone)]
-pub(crate) struct Target {
-    /// Name of its tensor, without `.weight`.
-    pub name: String,
-    /// Outputs and inputs of the tensor.
-    pub shape: (usize, usize),
-    /// Which of the tensor's rows the layer has, if not all in order.
-    pub runs: Option<Vec<Range<usize>>>,
-    /// Whether its weights are quantized in blocks.
-    pub blocks: bool,
-}
+use crate::weights::Target;
 
 /// A target of an adapter's pair.
 pub(super) struct Found {
@@ -76,30 +63,31 @@ impl Targets {
             Some((own, _)) => self.all.iter().enumerate().filter(|(_, t)| bare(&t.name) == own).collect(),
             None => Vec::new(),
         };
-        let order = own.and_then(|(_, part)| self.order(part?, pair.up.rows));
+        let order = own.and_then(|(_, slot)| self.order(slot?, pair.up.rows));
         if found.is_empty() {
             return Err(self.not_found(file, name, pair));
         }
         found.into_iter().map(|(i, target)| self.fit(i, target, pair, order.as_deref())).collect()
     }
 
-    /// Translates a layer name of the other kind of file to the model's own, and returns which part of the model it is.
-    fn elsewhere(&self, theirs: &Names, ours: &Names, name: &str) -> Option<(String, Option<Part>)> {
-        let name = format!("{}.weight", bare(name));
-        theirs.paired_with(ours).into_iter().find_map(|(part, theirs, ours)| {
-            let i = layer_in(bare(theirs), &name).filter(|_| !ours.is_empty())?;
-            let own = bare(&of_layer(ours, i)).to_owned();
-            // Two parts may share a name where a file has only one of them.
-            self.all.iter().any(|t| bare(&t.name) == own).then_some((own, Some(part)))
+    /// Translates a layer name of the other kind of file to the model's own, and returns the layer's slot.
+    fn elsewhere(&self, theirs: &Names, ours: &Names, name: &str) -> Option<(String, Option<Slot>)> {
+        // GGUF files have the value heads of Gated DeltaNet in another order.
+        let mut slots = theirs.iter().filter(|(slot, _)| !slot.is_whole() && !slot.is_gated_delta());
+        slots.find_map(|(slot, theirs)| {
+            let at = Pattern::new(bare(theirs.text())).parse(bare(name))?;
+            let own = bare(&ours.name(slot, at)?).to_owned();
+            // Two slots may share a name where a file has only one of them.
+            self.all.iter().any(|t| bare(&t.name) == own).then_some((own, Some(slot)))
         })
     }
 
     /// For each row of the model's tensor the adapter's row, where the two kinds of files order Q and K differently.
-    fn order(&self, part: Part, rows: usize) -> Option<Vec<usize>> {
+    fn order(&self, slot: Slot, rows: usize) -> Option<Vec<usize>> {
         let (heads, turned) = self.reordered?;
-        let heads = match part {
-            Part::Queries => heads.q,
-            Part::Keys => heads.kv,
+        let heads = match slot {
+            Slot::AttnQ => heads.q,
+            Slot::AttnK => heads.kv,
             _ => return None,
         };
         let (dim, half) = ((rows / heads.max(1)).max(1), turned / 2);
@@ -149,10 +137,10 @@ impl Targets {
     fn not_found(&self, file: &AdapterFile, name: &str, pair: &Pair) -> LoadError {
         let what = format!("an adapter of {name:?} ({})", pair.down.field());
         let names = [&self.family.hf_names, &self.family.gguf_names];
-        let is = |of: &dyn Fn(&Names) -> &'static str| names.iter().any(|n| bare(of(n)) == bare(name));
+        let is = |slot| names.iter().filter_map(|n| n.get(slot)).any(|own| bare(own.text()) == bare(name));
         let why = if name.contains("expert") || name.contains("_exps") {
             "adapters of attention and of what all tokens go through are; those of experts are not implemented".into()
-        } else if is(&|n| n.embed) || is(&|n| n.head) {
+        } else if is(Slot::TokenEmbd) || is(Slot::Output) {
             "adapters of embeddings and of the output head are not implemented".into()
         } else {
             let model = self.path.display();

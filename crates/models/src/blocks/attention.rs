@@ -1,6 +1,6 @@
 //! Self-attention: fused QKV projection, QK norm and RoPE and cache write ([`QkvPrep`]), attention, output projection.
 
-use tallow_checkpoint::tensor_names::of_layer;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Attend, Copy, Eltwise, EltwiseOp, Epilogue, Normalize, QkvPrep, Rope};
 use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, QkNorm, Result, Tensor};
 
@@ -28,37 +28,37 @@ pub struct Attention<B: Backend> {
 impl<B: Backend> Attention<B> {
     /// Loads layer `i`'s attention.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &AttentionSpec) -> LoadResult<Attention<B>> {
-        let (names, dim, heads) = (w.names(), w.spec().dim, spec.heads);
+        let (dim, heads) = (w.spec().dim, spec.heads);
         let (q_cols, kv_cols) = (heads.q_cols(), heads.kv_cols());
-        let qkv = match w.has(names.qkv, i) {
+        let qkv = match w.has((Slot::AttnQkv, i)) {
             _ if spec.gated => {
                 let queries = [0, 1].map(|part| by_head(heads, part, 2).collect::<Vec<_>>());
-                let mut parts = w.parts((names.q, i), &queries, dim, spec.qkv_bias)?;
-                parts.insert(1, w.linear((names.k, i), kv_cols, dim, spec.key_bias())?);
-                parts.insert(2, w.linear((names.v, i), kv_cols, dim, spec.qkv_bias)?);
+                let mut parts = w.parts((Slot::AttnQ, i), &queries, dim, spec.qkv_bias)?;
+                parts.insert(1, w.linear((Slot::AttnK, i), kv_cols, dim, spec.key_bias())?);
+                parts.insert(2, w.linear((Slot::AttnV, i), kv_cols, dim, spec.qkv_bias)?);
                 parts
             }
-            true => vec![w.qkv((names.qkv, i), heads, dim, spec.qkv_bias)?],
+            true => vec![w.qkv(i, heads, dim, spec.qkv_bias)?],
             false => {
-                let q = w.linear((names.q, i), q_cols, dim, spec.qkv_bias)?;
-                let k = w.linear((names.k, i), kv_cols, dim, spec.key_bias())?;
+                let q = w.linear((Slot::AttnQ, i), q_cols, dim, spec.qkv_bias)?;
+                let k = w.linear((Slot::AttnK, i), kv_cols, dim, spec.key_bias())?;
                 // A tied V shares K's weight: what a LoRA adds to K is added to V too.
                 let v = match spec.tie_kv {
                     true => k.clone(),
-                    false => w.linear((names.v, i), kv_cols, dim, spec.qkv_bias)?,
+                    false => w.linear((Slot::AttnV, i), kv_cols, dim, spec.qkv_bias)?,
                 };
                 vec![q, k, v]
             }
         };
-        let o = w.linear((names.o, i), dim, q_cols, spec.out_bias)?;
+        let o = w.linear((Slot::AttnOut, i), dim, q_cols, spec.out_bias)?;
         let widths = match spec.qk_norm {
             QkNormSpec::None | QkNormSpec::HeadWeights | QkNormSpec::Plain => None,
             QkNormSpec::PerHead => Some((heads.dim, heads.dim)),
             QkNormSpec::AllHeads => Some((q_cols, kv_cols)),
         };
-        let mut norm = |name, width| w.norm((name, i), width);
+        let mut norm = |slot, width| w.norm((slot, i), width);
         let qk_norm = match widths {
-            Some((q, k)) => Some(QkNorm { q: norm(names.q_norm, q)?, k: norm(names.k_norm, k)? }),
+            Some((q, k)) => Some(QkNorm { q: norm(Slot::AttnQNorm, q)?, k: norm(Slot::AttnKNorm, k)? }),
             None if spec.qk_norm == QkNormSpec::Plain => {
                 Some(QkNorm { q: w.unit_norm(heads.dim)?, k: w.unit_norm(heads.dim)? })
             }
@@ -67,7 +67,7 @@ impl<B: Backend> Attention<B> {
         let own = spec.qk_norm == QkNormSpec::HeadWeights;
         let head_norms = own.then(|| HeadNorms::load(w, i, heads)).transpose()?;
         let v_norm = spec.v_norm.then(|| w.unit_norm(heads.dim)).transpose()?;
-        let sinks = spec.sinks.then(|| w.tensor_row(&of_layer(names.sinks, i), heads.q)).transpose()?;
+        let sinks = spec.sinks.then(|| w.slot_row((Slot::AttnSinks, i), heads.q)).transpose()?;
         let bias = spec
             .relative_bias
             .map(|bias| relative_bias::load(w, i, heads.q, bias, spec.causal))
@@ -126,11 +126,10 @@ struct HeadNorms<B: Backend> {
 
 impl<B: Backend> HeadNorms<B> {
     fn load(w: &mut Weights<'_, B>, i: usize, heads: Heads) -> LoadResult<HeadNorms<B>> {
-        let names = w.names();
         Ok(HeadNorms {
             plain: w.unit_norm(heads.dim)?,
-            q: w.per_head_norms((names.q_norm, i), heads.q, heads.dim)?,
-            k: w.per_head_norms((names.k_norm, i), heads.kv, heads.dim)?,
+            q: w.per_head_norms((Slot::AttnQNorm, i), heads.q, heads.dim)?,
+            k: w.per_head_norms((Slot::AttnKNorm, i), heads.kv, heads.dim)?,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Cross-attention: queries of the decoder's tokens, keys and values of the encoder's output.
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Attend, Epilogue, KvWrite, Linear, LinearMany};
 use tallow_core::{
     AttnSpec, Backend, Heads, LayerKv, LinearWeights, Norm, Result, Span, Step, StepPlan, Tensor,
@@ -29,13 +30,13 @@ impl<B: Backend> CrossAttention<B> {
         i: usize,
         spec: &AttentionSpec,
     ) -> LoadResult<CrossAttention<B>> {
-        let (names, dim, heads) = (w.names().cross_attention, w.spec().dim, spec.heads);
+        let (dim, heads) = (w.spec().dim, spec.heads);
         Ok(CrossAttention {
-            norm: w.norm((names.norm, i), dim)?,
-            q: w.linear((names.q, i), heads.q_cols(), dim, spec.qkv_bias)?,
-            k: w.linear((names.k, i), heads.kv_cols(), dim, spec.key_bias())?,
-            v: w.linear((names.v, i), heads.kv_cols(), dim, spec.qkv_bias)?,
-            o: w.linear((names.o, i), dim, heads.q_cols(), spec.out_bias)?,
+            norm: w.norm((Slot::CrossAttnNorm, i), dim)?,
+            q: w.linear((Slot::CrossAttnQ, i), heads.q_cols(), dim, spec.qkv_bias)?,
+            k: w.linear((Slot::CrossAttnK, i), heads.kv_cols(), dim, spec.key_bias())?,
+            v: w.linear((Slot::CrossAttnV, i), heads.kv_cols(), dim, spec.qkv_bias)?,
+            o: w.linear((Slot::CrossAttnOut, i), dim, heads.q_cols(), spec.out_bias)?,
             heads,
             spec: AttnSpec {
                 scale: spec.scale,

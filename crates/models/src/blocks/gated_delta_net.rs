@@ -1,13 +1,13 @@
 //! Gated DeltaNet (Qwen3-Next), in place of attention: a causal convolution, then the gated delta rule.
 
-use tallow_checkpoint::tensor_names::of_layer;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Activate, CausalConv, Epilogue, GatedDelta, Normalize};
 use tallow_core::{Activation, Backend, Decay, DeltaHeads, LinearWeights, Norm, NormKind, Result, Tensor};
 
 use super::Context;
 use crate::Result as LoadResult;
 use crate::spec::{Bias, GatedDeltaSpec};
-use crate::weights::{Weights, named};
+use crate::weights::Weights;
 
 /// Epsilon of the L2 norm of queries and keys: added to the squared length.
 const EPS: f32 = 1e-6;
@@ -30,39 +30,41 @@ pub struct GatedDeltaNet<B: Backend> {
 impl<B: Backend> GatedDeltaNet<B> {
     /// Loads layer `i`'s block.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &GatedDeltaSpec) -> LoadResult<GatedDeltaNet<B>> {
-        let (names, dim, heads) = (w.names().gated_delta, w.spec().dim, spec.heads);
+        let (dim, heads) = (w.spec().dim, spec.heads);
         let DeltaHeads { values, key_dim, value_dim, .. } = heads;
-        let mut parts = match w.has(names.qkvz, i) {
-            true => {
-                w.parts((names.qkvz, i), &[by_key_head(heads, [key_dim, key_dim], value_dim)], dim, Bias::No)?
-            }
+        let mut parts = match w.has((Slot::SsmIn, i)) {
+            true => w.parts(
+                (Slot::SsmIn, i),
+                &[by_key_head(heads, [key_dim, key_dim], value_dim)],
+                dim,
+                Bias::No,
+            )?,
             false => vec![
-                w.linear((names.qkv, i), heads.cols(), dim, Bias::No)?,
-                w.linear((names.z, i), heads.value_cols(), dim, Bias::No)?,
+                w.linear((Slot::SsmQkv, i), heads.cols(), dim, Bias::No)?,
+                w.linear((Slot::SsmGate, i), heads.value_cols(), dim, Bias::No)?,
             ],
         };
-        match w.has(names.ba, i) {
-            true => parts.extend(w.parts((names.ba, i), &[by_key_head(heads, [], 1)], dim, Bias::No)?),
+        match w.has((Slot::SsmBetaAlpha, i)) {
+            true => {
+                parts.extend(w.parts((Slot::SsmBetaAlpha, i), &[by_key_head(heads, [], 1)], dim, Bias::No)?)
+            }
             false => {
-                parts.push(w.linear((names.b, i), values, dim, Bias::No)?);
-                parts.push(w.linear((names.a, i), values, dim, Bias::No)?);
+                parts.push(w.linear((Slot::SsmBeta, i), values, dim, Bias::No)?);
+                parts.push(w.linear((Slot::SsmAlpha, i), values, dim, Bias::No)?);
             }
         }
         let (eps, length) = (w.spec().norm.eps, (key_dim as f32).sqrt());
         let row = w.upload(&vec![1.0 / length; key_dim])?;
         // RMSNorm divides by the mean of squares, L2 norm by their sum: weights and epsilon make up for the difference.
         let l2_norm = Norm { kind: NormKind::Rms, weight: row, bias: None, eps: EPS / key_dim as f32 };
-        let weight = w.tensor_row(&named(&of_layer(names.norm, i)), value_dim)?;
+        let weight = w.slot_row((Slot::SsmNorm, i), value_dim)?;
         Ok(GatedDeltaNet {
             parts,
-            kernel: w.convolution((names.conv, i), spec.kernel, heads.cols())?,
+            kernel: w.convolution(i, spec.kernel, heads.cols())?,
             l2_norm,
-            decay: Decay {
-                rate: w.rates(names.rate, i, values)?,
-                bias: w.tensor_row(&of_layer(names.bias, i), values)?,
-            },
+            decay: Decay { rate: w.rates(i, values)?, bias: w.slot_row((Slot::SsmDt, i), values)? },
             norm: Norm { kind: NormKind::Rms, weight, bias: None, eps },
-            o: w.linear((names.o, i), dim, heads.value_cols(), Bias::No)?,
+            o: w.linear((Slot::SsmOut, i), dim, heads.value_cols(), Bias::No)?,
             heads,
         })
     }

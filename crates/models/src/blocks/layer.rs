@@ -1,6 +1,6 @@
 //! A layer: mixer and FFN, their norms, and the order of these.
 
-use tallow_checkpoint::tensor_names::of_layer;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
@@ -9,7 +9,7 @@ use super::attention::Attention;
 use super::cross_attention::CrossAttention;
 use super::gated_delta_net::GatedDeltaNet;
 use super::mla::Mla;
-use super::mlp::Mlp;
+use super::mlp::{Mlp, MlpSlots};
 use super::moe::MoeBlock;
 use super::parallel_moe::ParallelMoe;
 use super::per_layer_embedding::PerLayerInput;
@@ -66,10 +66,9 @@ impl<B: Backend> FeedForward<B> {
     fn load(w: &mut Weights<'_, B>, i: usize, spec: &Ffn) -> LoadResult<FeedForward<B>> {
         Ok(match spec {
             Ffn::Dense(dense) => {
-                let names = w.names();
-                let separate = !dense.gated && !names.up_alone.is_empty();
-                let up = if separate { names.up_alone } else { names.up };
-                FeedForward::Dense(Mlp::load(w, i, [names.gate, up, names.gate_up, names.down], dense)?)
+                let separate = !dense.gated && w.names().has(Slot::FfnUpUngated);
+                let up = if separate { Slot::FfnUpUngated } else { Slot::FfnUp };
+                FeedForward::Dense(Mlp::load(w, i, MlpSlots { up, ..MlpSlots::DENSE }, dense)?)
             }
             Ffn::Moe(moe) => FeedForward::Moe(Box::new(MoeBlock::load(w, i, moe)?)),
             Ffn::Parallel { dense, moe } => {
@@ -117,10 +116,10 @@ struct Norms<B: Backend> {
 }
 
 impl<B: Backend> Norms<B> {
-    /// Loads those of layer `i` that have a name.
-    fn load(w: &mut Weights<'_, B>, i: usize, names: [Option<&str>; 2]) -> LoadResult<Norms<B>> {
+    /// Loads those of layer `i` that it has.
+    fn load(w: &mut Weights<'_, B>, i: usize, slots: [Option<Slot>; 2]) -> LoadResult<Norms<B>> {
         let dim = w.spec().dim;
-        let [before, behind] = names.map(|name| name.map(|name| w.norm((name, i), dim)).transpose());
+        let [before, behind] = slots.map(|slot| slot.map(|slot| w.norm((slot, i), dim)).transpose());
         Ok(Norms { before: before?, behind: behind? })
     }
 }
@@ -128,14 +127,14 @@ impl<B: Backend> Norms<B> {
 impl<B: Backend> Layer<B> {
     /// Loads layer `i`.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &LayerSpec) -> LoadResult<Layer<B>> {
-        let (names, order) = (w.names(), spec.order);
+        let order = spec.order;
         let (per_layer, act) = (w.spec().per_layer_dim, spec.ffn.expert().act);
         let before = !matches!(order, Order::Post | Order::PostNorm);
         let behind = matches!(order, Order::Post | Order::PostNorm | Order::Sandwich);
         let before_mixer = before && order != Order::FfnPreNorm;
-        let of_mixer = [before_mixer.then_some(names.mixer_norm), behind.then_some(names.mixer_post_norm)];
+        let of_mixer = [before_mixer.then_some(Slot::AttnNorm), behind.then_some(Slot::AttnPostNorm)];
         let before = before && order != Order::ParallelOneNorm;
-        let of_ffn = [before.then_some(names.ffn_norm), behind.then_some(names.ffn_post_norm)];
+        let of_ffn = [before.then_some(Slot::FfnNorm), behind.then_some(Slot::FfnPostNorm)];
         Ok(Layer {
             mixer_norms: Norms::load(w, i, of_mixer)?,
             mixer: Mixer::load(w, i, &spec.mixer)?,
@@ -150,7 +149,7 @@ impl<B: Backend> Layer<B> {
             order,
             residual_scale: spec.residual_scale,
             per_layer: per_layer.map(|width| PerLayerInput::load(w, i, width, act)).transpose()?,
-            scale: spec.layer_scale.then(|| w.tensor_row(&of_layer(names.scale, i), 1)).transpose()?,
+            scale: spec.layer_scale.then(|| w.slot_row((Slot::LayerOutScale, i), 1)).transpose()?,
         })
     }
 

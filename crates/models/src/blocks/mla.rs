@@ -5,13 +5,14 @@
 //! the K up-projection once, attention runs on the latent rows, and its output goes through the V up-projection (weight
 //! absorption).
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Linear, Normalize, Rope};
 use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
 use crate::Result as LoadResult;
 use crate::spec::{Bias, MlaSpec};
-use crate::weights::Weights;
+use crate::weights::{MlaHead, Weights};
 
 /// Multi-head latent attention.
 #[derive(Debug)]
@@ -28,33 +29,24 @@ pub struct Mla<B: Backend> {
     spec: AttnSpec<B>,
 }
 
-/// A head's K and V up-projections.
-#[derive(Debug)]
-pub(crate) struct MlaHead<B: Backend> {
-    /// K up-projection, transposed: [kv_lora_rank, qk_nope_dim]
-    pub(crate) k: LinearWeights<B>,
-    /// V up-projection: [v_dim, kv_lora_rank]
-    pub(crate) v: LinearWeights<B>,
-}
-
 impl<B: Backend> Mla<B> {
     /// Loads layer `i`'s attention.
     pub fn load(w: &mut Weights<'_, B>, i: usize, latent: MlaSpec) -> LoadResult<Mla<B>> {
-        let (names, dim, heads) = (w.names(), w.spec().dim, latent.heads());
+        let (dim, heads) = (w.spec().dim, latent.heads());
         let MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, eps, .. } = latent;
         let queries = heads.q * (qk_nope_dim + qk_rope_dim);
         let (q_down, q) = match q_lora_rank {
-            None => (None, w.linear((names.q, i), queries, dim, Bias::No)?),
+            None => (None, w.linear((Slot::AttnQ, i), queries, dim, Bias::No)?),
             Some(narrow) => {
-                let down = w.linear((names.mla.q_down, i), narrow, dim, latent.down_bias)?;
-                let norm = Norm { eps, ..w.norm((names.mla.q_norm, i), narrow)? };
-                (Some((down, norm)), w.linear((names.mla.q_up, i), queries, narrow, Bias::No)?)
+                let down = w.linear((Slot::AttnQA, i), narrow, dim, latent.down_bias)?;
+                let norm = Norm { eps, ..w.norm((Slot::AttnQANorm, i), narrow)? };
+                (Some((down, norm)), w.linear((Slot::AttnQB, i), queries, narrow, Bias::No)?)
             }
         };
-        let down = w.linear((names.mla.down, i), kv_lora_rank + qk_rope_dim, dim, latent.down_bias)?;
-        let norm = Norm { eps, ..w.norm((names.mla.norm, i), kv_lora_rank)? };
+        let down = w.linear((Slot::AttnKvAMqa, i), kv_lora_rank + qk_rope_dim, dim, latent.down_bias)?;
+        let norm = Norm { eps, ..w.norm((Slot::AttnKvANorm, i), kv_lora_rank)? };
         let per_head = w.latent_heads(i, &latent)?;
-        let o = w.linear((names.o, i), dim, heads.q * v_dim, latent.out_bias)?;
+        let o = w.linear((Slot::AttnOut, i), dim, heads.q * v_dim, latent.out_bias)?;
         let spec = AttnSpec {
             scale: latent.scale,
             window: None,

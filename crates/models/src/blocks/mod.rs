@@ -11,7 +11,6 @@ pub mod moe;
 pub mod parallel_moe;
 pub mod per_layer_embedding;
 mod relative_bias;
-pub mod rope;
 pub mod shared_kv;
 
 use tallow_core::ops::{Epilogue, Linear, LinearMany, Lora};

@@ -1,13 +1,13 @@
 //! Mixture of experts (MoE).
 
-use tallow_checkpoint::tensor_names::of_layer;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Moe, Normalize, Route};
 use tallow_core::{
     Activation, Backend, Expert, LinearWeights, Norm, Result, Routing, RoutingWeightOn, Tensor,
 };
 
 use super::Context;
-use super::mlp::Mlp;
+use super::mlp::{Mlp, MlpSlots};
 use crate::Result as LoadResult;
 use crate::spec::{ExpertsSpec, FfnSpec, MoeSpec};
 use crate::weights::Weights;
@@ -38,25 +38,24 @@ impl<B: Backend> MoeBlock<B> {
     /// Loads layer `i`'s MoE.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &MoeSpec) -> LoadResult<MoeBlock<B>> {
         let MoeSpec { expert: each, experts: spec } = spec;
-        let (names, dim, count) = (w.names(), w.spec().dim, spec.count);
-        let router = w.linear((names.router, i), count, dim, spec.router_bias)?;
+        let (dim, count) = (w.spec().dim, spec.count);
+        let router = w.linear((Slot::FfnGateInp, i), count, dim, spec.router_bias)?;
         let bias = match spec.bias {
-            true => Some(w.tensor_row(&of_layer(names.router_bias, i), count)?),
+            true => Some(w.slot_row((Slot::FfnExpProbsB, i), count)?),
             false => None,
         };
         let router_norm = spec.router_norm.then(|| w.router_norm(i)).transpose()?;
         let expert_scale =
-            spec.expert_scale.then(|| w.tensor_row(&of_layer(names.expert_scale, i), count)).transpose()?;
+            spec.expert_scale.then(|| w.slot_row((Slot::FfnDownExpsScale, i), count)).transpose()?;
         let ExpertsSpec { top_k, scores, weight_on, groups, norm_weights, scale, .. } = *spec;
         let experts = w.experts(i, count, each)?;
         let shared = match spec.shared {
             None => None,
             Some(shared) => {
                 let like = FfnSpec { width: shared.width, ..*each };
-                let of_block = [names.shared_gate, names.shared_up, "", names.shared_down];
-                let block = Mlp::load(w, i, of_block, &like)?;
+                let block = Mlp::load(w, i, MlpSlots::SHARED, &like)?;
                 let gate = match shared.gated {
-                    true => Some(w.gate((names.shared_router, i), dim)?),
+                    true => Some(w.gate((Slot::FfnGateInpShexp, i), dim)?),
                     false => None,
                 };
                 Some(Shared { block, gate })

@@ -1,10 +1,11 @@
 //! Parallel MoE (Gemma 4): a dense FFN and experts on the same input, with norms of their own, summed.
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Normalize};
 use tallow_core::{Backend, Norm, Result, Tensor};
 
 use super::Context;
-use super::mlp::Mlp;
+use super::mlp::{Mlp, MlpSlots};
 use super::moe::MoeBlock;
 use crate::Result as LoadResult;
 use crate::spec::{FfnSpec, MoeSpec};
@@ -28,13 +29,13 @@ impl<B: Backend> ParallelMoe<B> {
         dense: &FfnSpec,
         moe: &MoeSpec,
     ) -> LoadResult<ParallelMoe<B>> {
-        let (names, dim) = (w.names(), w.spec().dim);
+        let dim = w.spec().dim;
         Ok(ParallelMoe {
-            dense: Mlp::load(w, i, [names.gate, names.up, names.gate_up, names.down], dense)?,
-            dense_post_norm: w.norm((names.parallel_moe.dense_post_norm, i), dim)?,
-            before: w.norm((names.parallel_moe.before, i), dim)?,
+            dense: Mlp::load(w, i, MlpSlots::DENSE, dense)?,
+            dense_post_norm: w.norm((Slot::FfnPostNorm1, i), dim)?,
+            before: w.norm((Slot::FfnPreNorm2, i), dim)?,
             experts: MoeBlock::load(w, i, moe)?,
-            behind: w.norm((names.parallel_moe.behind, i), dim)?,
+            behind: w.norm((Slot::FfnPostNorm2, i), dim)?,
         })
     }
 

@@ -2,13 +2,14 @@
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Activate, Eltwise, EltwiseOp, Embed, Epilogue, Normalize};
 use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, StepPlan, Tensor, Weight};
 
 use super::Context;
 use crate::Result as LoadResult;
 use crate::spec::Bias;
-use crate::weights::{Weights, named};
+use crate::weights::Weights;
 
 /// The table and the projection that per-layer embeddings of all layers come from.
 #[derive(Debug)]
@@ -27,11 +28,11 @@ impl<B: Backend> PerLayerEmbeddings<B> {
         vocab: usize,
         layers: usize,
     ) -> LoadResult<PerLayerEmbeddings<B>> {
-        let (names, dim, all) = (w.names(), w.spec().dim, layers * width);
+        let (dim, all) = (w.spec().dim, layers * width);
         Ok(PerLayerEmbeddings {
-            table: w.weight(&named(names.per_layer_tok_embd), vocab, all)?,
-            from: w.linear((names.per_layer_model_proj, 0), all, dim, Bias::No)?,
-            norm: w.norm((names.per_layer_proj_norm, 0), width)?,
+            table: w.weight(Slot::PerLayerTokenEmbd, vocab, all)?,
+            from: w.linear(Slot::PerLayerModelProj, all, dim, Bias::No)?,
+            norm: w.norm(Slot::PerLayerProjNorm, width)?,
             width,
         })
     }
@@ -69,11 +70,11 @@ impl<B: Backend> PerLayerInput<B> {
         width: usize,
         act: Activation,
     ) -> LoadResult<PerLayerInput<B>> {
-        let (names, dim) = (w.names(), w.spec().dim);
+        let dim = w.spec().dim;
         Ok(PerLayerInput {
-            gate: w.linear((names.per_layer_gate, i), width, dim, Bias::No)?,
-            back: w.linear((names.per_layer_proj, i), dim, width, Bias::No)?,
-            behind: w.norm((names.per_layer_post_norm, i), dim)?,
+            gate: w.linear((Slot::PerLayerInpGate, i), width, dim, Bias::No)?,
+            back: w.linear((Slot::PerLayerProj, i), dim, width, Bias::No)?,
+            behind: w.norm((Slot::PerLayerPostNorm, i), dim)?,
             act,
         })
     }

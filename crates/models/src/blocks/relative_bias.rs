@@ -1,11 +1,11 @@
 //! Relative position bias (T5), expanded at load time from buckets to a table by distance: devices know no buckets.
 
-use tallow_checkpoint::tensor_names::of_layer;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::{Backend, Memory, Tensor};
 
 use crate::Result;
 use crate::spec::RelativeBiasSpec;
-use crate::weights::{Weights, named};
+use crate::weights::Weights;
 
 /// Loads layer `i`'s bias for `heads` heads: [heads, distances]
 pub(super) fn load<B: Backend>(
@@ -15,8 +15,7 @@ pub(super) fn load<B: Backend>(
     spec: RelativeBiasSpec,
     causal: bool,
 ) -> Result<Tensor<B>> {
-    let name = named(&of_layer(w.names().relative_bias, i));
-    let of_buckets = w.table(&name, spec.buckets, heads)?;
+    let of_buckets = w.table((Slot::AttnRelB, i), spec.buckets, heads)?;
     let reach = spec.max_distance as i64;
     let row = |head: usize| {
         let of_buckets = &of_buckets;

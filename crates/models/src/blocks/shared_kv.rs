@@ -1,5 +1,6 @@
 //! Shared KV (Gemma 3n, 4): attention of a layer that has queries alone and reads an earlier layer's KV cache.
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Attend, Epilogue, Normalize, Rope};
 use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, Result, Tensor};
 
@@ -22,12 +23,12 @@ pub struct SharedKvAttention<B: Backend> {
 impl<B: Backend> SharedKvAttention<B> {
     /// Loads layer `i`'s attention.
     pub fn load(w: &mut Weights<'_, B>, i: usize, spec: &SharedKvSpec) -> LoadResult<SharedKvAttention<B>> {
-        let (names, dim) = (w.names(), w.spec().dim);
+        let dim = w.spec().dim;
         let SharedKvSpec { heads, q_bias, out_bias, rope, window, scale, .. } = *spec;
         Ok(SharedKvAttention {
-            q_norm: w.norm((names.q_norm, i), heads.dim)?,
-            q: w.linear((names.q, i), heads.q_cols(), dim, q_bias)?,
-            o: w.linear((names.o, i), dim, heads.q_cols(), out_bias)?,
+            q_norm: w.norm((Slot::AttnQNorm, i), heads.dim)?,
+            q: w.linear((Slot::AttnQ, i), heads.q_cols(), dim, q_bias)?,
+            o: w.linear((Slot::AttnOut, i), dim, heads.q_cols(), out_bias)?,
             heads,
             rope,
             spec: AttnSpec {

@@ -1,11 +1,12 @@
 //! [`AudioStem`]: from log-mel frames to the encoder's input (Whisper). A convolution is a gather of neighbours and a
 //! GEMM.
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Activate, Copy, Epilogue, IndexMode, IndexRows, Linear};
 use tallow_core::{Activation, Backend, DType, LinearWeights, Memory, Result, Tensor};
 
-use super::spec::AudioSpec;
 use crate::Result as LoadResult;
+use crate::spec::encoder::AudioSpec;
 use crate::weights::Weights;
 
 /// Two 1D convolutions with kernel size 3; the second has stride 2.
@@ -22,14 +23,9 @@ pub(super) struct AudioStem<B: Backend> {
 const TAPS: usize = 3;
 
 impl<B: Backend> AudioStem<B> {
-    pub(super) fn load(
-        w: &mut Weights<'_, B>,
-        names: [&str; 2],
-        spec: AudioSpec,
-        dim: usize,
-    ) -> LoadResult<AudioStem<B>> {
-        let first = w.conv1d(names[0], dim, spec.bands)?;
-        Ok(AudioStem { first, second: w.conv1d(names[1], dim, dim)?, act: spec.act })
+    pub(super) fn load(w: &mut Weights<'_, B>, spec: AudioSpec, dim: usize) -> LoadResult<AudioStem<B>> {
+        let first = w.conv1d(Slot::EncConv1, dim, spec.bands)?;
+        Ok(AudioStem { first, second: w.conv1d(Slot::EncConv2, dim, dim)?, act: spec.act })
     }
 
     /// [sounds * frames, bands] to [sounds * frames / 2, dim]

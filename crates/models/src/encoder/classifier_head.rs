@@ -3,9 +3,9 @@
 use tallow_core::ops::{Activate, Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor};
 
-use super::spec::{HeadActivation, HeadSpec};
 use crate::Result as LoadResult;
 use crate::spec::Bias;
+use crate::spec::encoder::{HeadActivation, HeadSpec};
 use crate::weights::Weights;
 
 /// Linear layer, activation, optional norm, linear layer.
@@ -21,10 +21,10 @@ impl<B: Backend> ClassifierHead<B> {
     pub(super) fn load(w: &mut Weights<'_, B>, spec: &HeadSpec) -> LoadResult<ClassifierHead<B>> {
         let dim = w.spec().dim;
         Ok(ClassifierHead {
-            dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
+            dense: w.linear(spec.dense, dim, dim, spec.dense_bias)?,
             act: spec.act,
-            norm: spec.norm.map(|name| w.norm((name, 0), dim)).transpose()?,
-            out: w.linear((spec.out, 0), spec.labels, dim, Bias::Yes)?,
+            norm: spec.norm.map(|name| w.norm(name, dim)).transpose()?,
+            out: w.linear(spec.out, spec.labels, dim, Bias::Yes)?,
         })
     }
 

@@ -7,9 +7,9 @@ use tallow_checkpoint::Checkpoint;
 use tallow_core::{Activation, Backend, LinearWeights, Result, Tensor};
 
 use super::classifier_head::linear_act;
-use super::spec::{DenseSpec, HeadActivation};
 use crate::error::{LoadError, Result as LoadResult};
 use crate::spec::Bias;
+use crate::spec::encoder::{DenseSpec, HeadActivation};
 use crate::weights::Weights;
 
 /// Linear layer with an optional activation.
@@ -21,7 +21,7 @@ pub(super) struct Dense<B: Backend> {
 
 impl<B: Backend> Dense<B> {
     pub(super) fn load(w: &mut Weights<'_, B>, spec: &DenseSpec) -> LoadResult<Dense<B>> {
-        let by = w.linear((&spec.name, 0), spec.width, spec.inputs, spec.bias)?;
+        let by = w.linear(spec.name.as_str(), spec.width, spec.inputs, spec.bias)?;
         Ok(Dense { by, act: spec.act })
     }
 

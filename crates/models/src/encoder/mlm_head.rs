@@ -4,9 +4,9 @@ use tallow_core::ops::{Epilogue, Linear, Normalize};
 use tallow_core::{Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
 use super::classifier_head::linear_act;
-use super::spec::{HeadActivation, MlmHeadSpec};
 use crate::Result as LoadResult;
 use crate::spec::Bias;
+use crate::spec::encoder::{HeadActivation, MlmHeadSpec};
 use crate::weights::Weights;
 
 /// Masked language model head.
@@ -26,15 +26,15 @@ impl<B: Backend> MlmHead<B> {
         (table, vocab): (&Weight<B>, usize),
     ) -> LoadResult<MlmHead<B>> {
         let dim = w.spec().dim;
-        let out = match w.has(spec.out, 0) {
-            true => w.linear((spec.out, 0), vocab, dim, Bias::No)?,
+        let out = match w.has(spec.out) {
+            true => w.linear(spec.out, vocab, dim, Bias::No)?,
             false => LinearWeights::new(table.clone(), None),
         };
         let bias = spec.bias.map(|name| w.tensor_row(name, vocab)).transpose()?;
         Ok(MlmHead {
-            dense: w.linear((spec.dense, 0), dim, dim, spec.dense_bias)?,
+            dense: w.linear(spec.dense, dim, dim, spec.dense_bias)?,
             act: HeadActivation::Like(spec.act),
-            norm: w.norm((spec.norm, 0), dim)?,
+            norm: w.norm(spec.norm, dim)?,
             out: LinearWeights { bias, ..out },
         })
     }

@@ -13,8 +13,8 @@ mod patch_embed;
 mod patches;
 mod pooling_head;
 mod sentence_transformers;
-pub mod spec;
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Eltwise, EltwiseOp, Embed, IndexMode, IndexRows, Normalize};
 use tallow_core::{
     Backend, DType, Error, LinearWeights, Memory, Norm, Result, RopeTable, Span, Step, StepPlan, Tensor,
@@ -26,7 +26,8 @@ use crate::blocks::Context;
 use crate::blocks::cache::LayerCache;
 use crate::blocks::layer::Layer;
 use crate::spec::Bias;
-use crate::weights::{Progress, Weights, named};
+use crate::spec::encoder::{EncoderSpec, HeadActivation, Pooling};
+use crate::weights::{Progress, Weights};
 use audio_stem::AudioStem;
 pub use classes::Classes;
 use classifier_head::ClassifierHead;
@@ -39,7 +40,6 @@ use patch_embed::PatchEmbed;
 pub use patches::PatchProcessor;
 use pooling_head::PoolingHead;
 pub use sentence_transformers::SentenceTransformers;
-use spec::{EncoderSpec, HeadActivation, Pooling};
 
 /// Tokens per page of the temporary KV cache: a text takes its length rounded up to whole pages.
 pub const PAGE: usize = 16;
@@ -136,17 +136,6 @@ pub struct Encoder<B: Backend> {
     dense: Vec<Dense<B>>,
 }
 
-/// Names of an encoder's tensors outside its layers. Empty: no such tensor.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Parts {
-    /// Token type embedding.
-    pub types: &'static str,
-    /// Norm behind the embeddings.
-    pub embed_norm: &'static str,
-    /// The two convolutions of the audio stem.
-    pub audio_convs: [&'static str; 2],
-}
-
 /// A batch of texts, images or audio clips on a device, with a KV cache for one layer.
 #[derive(Debug)]
 pub struct Texts<B: Backend> {
@@ -166,51 +155,42 @@ impl<B: Backend> Encoder<B> {
     pub fn load(b: &B, model: &EncoderModel, progress: Progress<'_>) -> LoadResult<Encoder<B>> {
         let family = model.family;
         let mut w = Weights::new(b, model.source(), progress);
-        let parts = Parts { types: family.types, embed_norm: family.embed_norm, audio_convs: [""; 2] };
         let mut spec = model.spec.clone();
         if !model.extras {
             (spec.mlm_head, spec.pooler) = (None, None);
         }
-        let encoder = Encoder::read(&mut w, &spec, &parts, model.context())?;
+        let encoder = Encoder::read(&mut w, &spec, model.context())?;
         w.finish(family.name, |name| family.is_unused(name))?;
         Ok(encoder)
     }
 
     /// Loads an encoder as part of a larger model, for texts of up to `context` tokens.
-    pub(crate) fn read(
-        w: &mut Weights<'_, B>,
-        spec: &EncoderSpec,
-        parts: &Parts,
-        context: usize,
-    ) -> LoadResult<Encoder<B>> {
-        let (names, b) = (w.names(), w.device());
+    pub(crate) fn read(w: &mut Weights<'_, B>, spec: &EncoderSpec, context: usize) -> LoadResult<Encoder<B>> {
+        let b = w.device();
         let ropes = spec.ropes.iter().map(|r| r.build(b, context)).collect::<Result<_>>()?;
         let front = match (spec.patches, spec.audio) {
-            (Some(patches), _) => Front::Patches(PatchEmbed::load(w, names, patches)?),
-            (None, Some(sound)) => {
-                Front::Sounds(Box::new(AudioStem::load(w, parts.audio_convs, sound, spec.dim)?))
-            }
+            (Some(patches), _) => Front::Patches(PatchEmbed::load(w, patches)?),
+            (None, Some(sound)) => Front::Sounds(Box::new(AudioStem::load(w, sound, spec.dim)?)),
             (None, None) => {
-                let table = w.weight(&named(names.embed), spec.vocab, spec.dim)?;
-                let types = spec.types.map(|n| w.weight(&named(parts.types), n, spec.dim)).transpose()?;
+                let table = w.weight(Slot::TokenEmbd, spec.vocab, spec.dim)?;
+                let types = spec.types.map(|n| w.weight(Slot::TokenTypes, n, spec.dim)).transpose()?;
                 Front::Tokens { table, types }
             }
         };
-        let positions = spec.positions.map(|p| w.weight(&named(names.positions), p.rows, spec.dim));
+        let positions = spec.positions.map(|p| w.weight(Slot::PosEmbd, p.rows, spec.dim));
         let positions = positions.transpose()?;
-        let normed = !parts.embed_norm.is_empty();
-        let embed_norm = normed.then(|| w.norm((parts.embed_norm, 0), spec.dim)).transpose()?;
+        let is_normed = w.names().has(Slot::TokenEmbdNorm);
+        let embed_norm = is_normed.then(|| w.norm(Slot::TokenEmbdNorm, spec.dim)).transpose()?;
         let layers =
             spec.layers.iter().enumerate().map(|(i, layer)| Layer::load(w, i, &layer.clone().into()));
         let layers = layers.collect::<LoadResult<_>>()?;
-        let last_norm = spec.last_norm.then(|| w.norm((names.norm, 0), spec.dim)).transpose()?;
+        let last_norm = spec.last_norm.then(|| w.norm(Slot::OutputNorm, spec.dim)).transpose()?;
         let head = spec.head.map(|head| ClassifierHead::load(w, &head)).transpose()?;
         let mlm_head = match (&spec.mlm_head, &front) {
             (Some(head), Front::Tokens { table, .. }) => Some(MlmHead::load(w, head, (table, spec.vocab))?),
             _ => None,
         };
-        let pooler =
-            spec.pooler.map(|name| w.linear((name, 0), spec.dim, spec.dim, Bias::Yes)).transpose()?;
+        let pooler = spec.pooler.map(|name| w.linear(name, spec.dim, spec.dim, Bias::Yes)).transpose()?;
         let pooling_head = spec.pooling_head.map(|head| PoolingHead::load(w, spec, &head)).transpose()?;
         let dense = spec.dense.iter().map(|dense| Dense::load(w, dense)).collect::<LoadResult<_>>()?;
         Ok(Encoder {

@@ -9,9 +9,9 @@ use tallow_text::tokenizer::Tokenizer;
 use super::Classes;
 use super::clip_similarity::ClipSimilarity;
 use super::sentence_transformers::SentenceTransformers;
-use super::spec::{DenseSpec, EncoderSpec};
 use crate::error::{LoadError, Result};
 use crate::families::{self, EncoderFamily};
+use crate::spec::encoder::{DenseSpec, EncoderSpec};
 use crate::weights::{Common, Source};
 
 /// Checks that each dense layer takes as many inputs as the one before returns.
@@ -108,7 +108,7 @@ impl EncoderModel {
 
     pub(crate) fn source(&self) -> Source<'_> {
         let spec = Common { dim: self.spec.dim, norm: self.spec.norm, per_layer_dim: None };
-        Source { checkpoint: &self.checkpoint, names: self.family.names, spec, quantizing: None }
+        Source { checkpoint: &self.checkpoint, names: &self.family.names, spec, quantizing: None }
     }
 
     /// Bytes of all tensors as handed to the device.

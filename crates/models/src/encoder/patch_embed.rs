@@ -1,11 +1,11 @@
 //! [`PatchEmbed`]: from patches of images to the rows that layers read (ViT).
 
-use tallow_checkpoint::tensor_names::Names;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Linear};
 use tallow_core::{Backend, LinearWeights, Memory, Result, Tensor};
 
-use super::spec::{CHANNELS, PatchSpec};
 use crate::Result as LoadResult;
+use crate::spec::encoder::{CHANNELS, PatchSpec};
 use crate::weights::Weights;
 
 /// Linear layer over each patch, and optionally a class row in front of them.
@@ -18,9 +18,9 @@ pub(super) struct PatchEmbed<B: Backend> {
 }
 
 impl<B: Backend> PatchEmbed<B> {
-    pub(super) fn load(w: &mut Weights<'_, B>, names: Names, spec: PatchSpec) -> LoadResult<PatchEmbed<B>> {
+    pub(super) fn load(w: &mut Weights<'_, B>, spec: PatchSpec) -> LoadResult<PatchEmbed<B>> {
         let (dim, side) = (w.spec().dim, spec.side);
-        let by = w.conv2d(names.embed, [dim, CHANNELS, side, side], spec.bias)?;
+        let by = w.conv2d(Slot::TokenEmbd, [dim, CHANNELS, side, side], spec.bias)?;
         let first = spec.first.map(|name| w.tensor_row(name, dim)).transpose()?;
         Ok(PatchEmbed { spec, by, first })
     }

@@ -6,7 +6,7 @@ use tallow_media::image::decode::PictureError;
 use tallow_media::image::resize::Picture;
 
 use super::Image;
-use super::spec::PatchSpec;
+use crate::spec::encoder::PatchSpec;
 
 /// Preprocesses images and cuts them into patches. Cheap to copy.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,16 +1,17 @@
 //! [`PoolingHead`]: from hidden states to the vector of a text or an image, where the model has a pooling of its own.
 
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Attend, Epilogue, IndexMode, IndexRows, Linear, Normalize, QkvPrep};
 use tallow_core::{
     AttnSpec, Backend, Heads, LinearWeights, Memory, Norm, Result, Span, Step, StepPlan, Tensor,
 };
 
-use super::spec::{EncoderSpec, PoolKind, PoolingHeadSpec};
 use super::{PAGE, Texts, pool};
 use crate::Result as LoadResult;
 use crate::blocks::Context;
 use crate::blocks::mlp::Mlp;
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, PoolKind, Pooling, PoolingHeadSpec};
 use crate::weights::Weights;
 
 /// Pooling, optional norm, optional linear layer.
@@ -23,7 +24,7 @@ pub(super) struct PoolingHead<B: Backend> {
 
 #[derive(Debug)]
 enum Pool<B: Backend> {
-    By(super::spec::Pooling),
+    By(Pooling),
     Attention(Box<AttentionPool<B>>),
 }
 
@@ -37,8 +38,8 @@ impl<B: Backend> PoolingHead<B> {
             PoolKind::By(pooling) => Pool::By(pooling),
             PoolKind::AttentionPool(name) => Pool::Attention(Box::new(AttentionPool::load(w, of, name)?)),
         };
-        let norm = spec.norm.map(|name| w.norm((name, 0), of.dim)).transpose()?;
-        let project = spec.project.map(|p| w.linear((p.name, 0), p.width, of.dim, p.bias)).transpose()?;
+        let norm = spec.norm.then(|| w.norm(Slot::OutputNorm, of.dim)).transpose()?;
+        let project = spec.project.map(|p| w.linear(p.name, p.width, of.dim, p.bias)).transpose()?;
         Ok(PoolingHead { kind, norm, project })
     }
 
@@ -82,10 +83,12 @@ impl<B: Backend> AttentionPool<B> {
         let query = w.vector(&format!("{name}.probe"), &[1, 1, dim])?;
         let joint = w.unbiased_linear(&format!("{name}.attention.in_proj_weight"), 3 * dim, dim)?;
         let of_joint = Some(w.tensor_row(&format!("{name}.attention.in_proj_bias"), 3 * dim)?);
-        let o = w.linear((&format!("{name}.attention.out_proj"), 0), dim, dim, Bias::Yes)?;
-        let norm = w.norm((&format!("{name}.layernorm"), 0), dim)?;
-        let (up, down) = (format!("{name}.mlp.fc1"), format!("{name}.mlp.fc2"));
-        let mlp = Mlp::load(w, 0, ["", &up, "", &down], &like.ffn)?;
+        let o = w.linear(format!("{name}.attention.out_proj").as_str(), dim, dim, Bias::Yes)?;
+        let norm = w.norm(format!("{name}.layernorm").as_str(), dim)?;
+        let ffn = like.ffn;
+        let up = w.linear(format!("{name}.mlp.fc1").as_str(), ffn.width, dim, ffn.bias)?;
+        let down = w.linear(format!("{name}.mlp.fc2").as_str(), dim, ffn.width, ffn.bias)?;
+        let mlp = Mlp::new(vec![up], ffn.act, down);
         let (window, chunk, softcap, sinks, bias) = (None, None, None, None, None);
         let spec = AttnSpec { scale, window, chunk, softcap, sinks, bias, causal: false };
         Ok(AttentionPool { query, qkv: LinearWeights { bias: of_joint, ..joint }, o, norm, mlp, heads, spec })

@@ -7,7 +7,7 @@ use tallow_checkpoint::Checkpoint;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::{FileError, Result};
 
-use super::spec::Pooling;
+use crate::spec::encoder::Pooling;
 
 const MODULES: &str = "modules.json";
 

@@ -2,11 +2,11 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, HeadActivation, MlmHeadSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&BERT), Declared::GgufEncoder(&BERT_GGUF)];
 
@@ -14,36 +14,30 @@ static BERT: EncoderFamily = EncoderFamily {
     name: "BERT",
     hf: &["BertModel", "BertForSequenceClassification", "BertForMaskedLM"],
     names: NAMES,
-    types: "bert.embeddings.token_type_embeddings",
-    embed_norm: "bert.embeddings.LayerNorm",
     spare: &["pooler.", "cls."],
     spec,
 };
 
-static BERT_GGUF: EncoderFamily = EncoderFamily {
-    name: "BERT",
-    hf: &["bert"],
-    names: encoders::GGUF_NAMES,
-    types: encoders::GGUF_TYPES,
-    embed_norm: encoders::GGUF_EMBED_NORM,
-    spare: &[],
-    spec,
-};
+static BERT_GGUF: EncoderFamily =
+    EncoderFamily { name: "BERT", hf: &["bert"], names: encoders::GGUF_NAMES, spare: &[], spec };
 
 /// Tensor names.
 const NAMES: Names = Names {
     base: "bert.",
-    embed: "bert.embeddings.word_embeddings",
-    positions: "bert.embeddings.position_embeddings",
-    mixer_post_norm: "bert.encoder.layer.{}.attention.output.LayerNorm",
-    q: "bert.encoder.layer.{}.attention.self.query",
-    k: "bert.encoder.layer.{}.attention.self.key",
-    v: "bert.encoder.layer.{}.attention.self.value",
-    o: "bert.encoder.layer.{}.attention.output.dense",
-    ffn_post_norm: "bert.encoder.layer.{}.output.LayerNorm",
-    up: "bert.encoder.layer.{}.intermediate.dense",
-    down: "bert.encoder.layer.{}.output.dense",
-    ..tensor_names::HF
+    ..tensor_names::HF.with(&[
+        (Slot::TokenEmbd, "bert.embeddings.word_embeddings"),
+        (Slot::TokenTypes, "bert.embeddings.token_type_embeddings"),
+        (Slot::TokenEmbdNorm, "bert.embeddings.LayerNorm"),
+        (Slot::PosEmbd, "bert.embeddings.position_embeddings"),
+        (Slot::AttnPostNorm, "bert.encoder.layer.{}.attention.output.LayerNorm"),
+        (Slot::AttnQ, "bert.encoder.layer.{}.attention.self.query"),
+        (Slot::AttnK, "bert.encoder.layer.{}.attention.self.key"),
+        (Slot::AttnV, "bert.encoder.layer.{}.attention.self.value"),
+        (Slot::AttnOut, "bert.encoder.layer.{}.attention.output.dense"),
+        (Slot::FfnPostNorm, "bert.encoder.layer.{}.output.LayerNorm"),
+        (Slot::FfnUp, "bert.encoder.layer.{}.intermediate.dense"),
+        (Slot::FfnDown, "bert.encoder.layer.{}.output.dense"),
+    ])
 };
 
 fn spec(c: &Config<'_>) -> Result<EncoderSpec> {

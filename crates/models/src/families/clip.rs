@@ -2,12 +2,13 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::Slot;
 
 use super::{Declared, EncoderFamily, towers};
-use crate::encoder::spec::{
+use crate::spec::Bias;
+use crate::spec::encoder::{
     EncoderSpec, ImageDefaults, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection,
 };
-use crate::spec::Bias;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&CLIP), Declared::Encoder(&CLIP_IMAGES)];
 
@@ -15,8 +16,6 @@ static CLIP: EncoderFamily = EncoderFamily {
     name: "CLIP",
     hf: &["CLIPModel", "CLIPTextModelWithProjection", "CLIPTextModel"],
     names: towers::TEXT,
-    types: "",
-    embed_norm: "",
     spare: towers::BESIDE_TEXT,
     spec: text,
 };
@@ -24,10 +23,8 @@ static CLIP: EncoderFamily = EncoderFamily {
 static CLIP_IMAGES: EncoderFamily = EncoderFamily {
     name: "CLIP (images)",
     hf: &["CLIPModel", "CLIPVisionModelWithProjection", "CLIPVisionModel"],
-    names: towers::IMAGES,
-    types: "",
+    names: towers::IMAGES.with(&[(Slot::TokenEmbdNorm, "vision_model.pre_layrnorm")]),
     // The checkpoint's own spelling.
-    embed_norm: "vision_model.pre_layrnorm",
     spare: towers::BESIDE_IMAGES,
     spec: images,
 };
@@ -65,7 +62,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
         end => Pooling::At(end as u32),
     };
     let project = projection((c, &of), "CLIPTextModel", "text_projection")?;
-    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(pooling), norm: None, project });
+    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(pooling), norm: false, project });
     Ok(spec)
 }
 
@@ -77,7 +74,7 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.last_norm = false;
     let project = projection((c, &of), "CLIPVisionModel", "visual_projection")?;
     let pool = PoolKind::By(Pooling::First);
-    spec.pooling_head = Some(PoolingHeadSpec { pool, norm: Some(towers::IMAGES.norm), project });
+    spec.pooling_head = Some(PoolingHeadSpec { pool, norm: true, project });
     Ok(spec)
 }
 

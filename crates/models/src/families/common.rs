@@ -1,12 +1,13 @@
 //! Config settings common to most decoder families.
 
-use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names;
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
+use tallow_checkpoint::{Result, Stored};
 use tallow_core::ops::MAX_EXPERTS;
 use tallow_core::{Activation, Heads, NormKind, RopePairs};
 
 use super::rope;
+pub(super) use super::sizes::{CONTEXT, sane};
 use crate::spec::{AttentionSpec, Bias, DecoderSpec, DenseDecoderSpec, FfnSpec, LayerSpec, NormSpec};
 
 const VOCAB: Key = key("vocab_size", "vocab_size");
@@ -17,7 +18,6 @@ pub(super) const EPS: Key = key("rms_norm_eps", "attention.layer_norm_rms_epsilo
 /// Epsilon of a LayerNorm (mean subtracted). Some families use another key.
 pub(super) const LAYER_EPS: Key = key("layer_norm_eps", GGUF_LAYER_EPS);
 pub(super) const GGUF_LAYER_EPS: &str = "attention.layer_norm_epsilon";
-pub(super) const CONTEXT: Key = key("max_position_embeddings", "context_length");
 pub(super) const ACT: Key = key("hidden_act", "");
 const TIED: Key = key("tie_word_embeddings", "");
 /// Sliding-window size in tokens, the current one included.
@@ -35,9 +35,6 @@ pub(super) const ROUTED_EXPERTS: Key = key("n_routed_experts", "expert_count");
 pub(super) const EXPERTS_USED: Key = key("num_experts_per_tok", "expert_used_count");
 const MTP_LAYERS: Key = key("num_nextn_predict_layers", "nextn_predict_layers");
 pub(super) const EXPERT_WIDTH: Key = key("moe_intermediate_size", "expert_feed_forward_length");
-
-/// Upper limit of any size read from a file; a larger value means the file is damaged or malicious.
-pub(super) const SANE: usize = 1 << 24;
 
 /// A family's config keys, and the defaults where a key is missing.
 #[derive(Debug, Clone, Copy)]
@@ -152,17 +149,14 @@ pub(super) fn plain_of(
     })
 }
 
-/// Checks that `n` is a plausible size.
-pub(super) fn sane(c: &Config<'_>, key: Key, n: usize) -> Result<usize> {
-    match (1..=SANE).contains(&n) {
-        true => Ok(n),
-        false => Err(c.bad(key, format_args!("is {n}; 1 to {SANE} make sense"))),
-    }
+/// The weight in a slot of layer `i`, if the checkpoint has it.
+pub(super) fn tensor<'a>(c: &Config<'a>, names: &Names, slot: Slot, i: usize) -> Option<&'a Stored> {
+    c.checkpoint().get(&names.weight(slot, i)?)
 }
 
 /// Vocabulary size. GGUF metadata may leave it to the embedding's shape.
 fn vocab(c: &Config<'_>, defaults: &Defaults) -> Result<usize> {
-    let embed = c.checkpoint().get(&format!("{}.weight", tensor_names::GGUF.embed)).filter(|_| c.is_gguf());
+    let embed = tensor(c, &tensor_names::GGUF, Slot::TokenEmbd, 0).filter(|_| c.is_gguf());
     match embed.and_then(|t| t.shape.first()) {
         Some(rows) => sane(c, VOCAB, *rows),
         None => sane(c, VOCAB, c.find_count(VOCAB)?.or(defaults.vocab).map_or_else(|| c.count(VOCAB), Ok)?),
@@ -246,13 +240,13 @@ pub(super) fn activation_called(c: &Config<'_>, key: Key, name: &str) -> Result<
 /// Whether the LM head shares the embedding's weights. GGUF files with tied weights have no head tensor.
 pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool> {
     match c.is_gguf() {
-        true => Ok(c.checkpoint().get(&format!("{}.weight", tensor_names::GGUF.head)).is_none()),
+        true => Ok(tensor(c, &tensor_names::GGUF, Slot::Output, 0).is_none()),
         false => {
             // In a multimodal config the flag may be in the outer or the text config; the outer one wins.
             let whole = c.of_whole();
             let said = if whole.has(TIED) { whole } else { *c };
             // Multimodal models do not agree on the default, so it depends on whether a head tensor exists.
-            let alone = c.checkpoint().get(&format!("{}.weight", tensor_names::HF.head)).is_none();
+            let alone = tensor(c, &tensor_names::HF, Slot::Output, 0).is_none();
             said.flag_or(TIED, if c.is_within() { alone } else { default })
         }
     }
@@ -381,8 +375,7 @@ pub(super) fn expert_width(c: &Config<'_>, default: usize) -> Result<usize> {
 
 /// Whether layer `i` has experts. In GGUF files that depends on whether the router tensor exists.
 pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
-    let router = format!("{}.weight", tensor_names::of_layer(tensor_names::GGUF.router, i));
-    !c.is_gguf() || c.checkpoint().get(&router).is_some()
+    !c.is_gguf() || tensor(c, &tensor_names::GGUF, Slot::FfnGateInp, i).is_some()
 }
 
 /// Marks a family whose GGUF converter permutes Q and K rows: RoPE pairs are interleaved in its GGUF files.

@@ -3,11 +3,11 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names;
+use tallow_checkpoint::tensor_names::{self, Slot};
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope, routed};
-use crate::blocks::rope::Scaling;
+use crate::spec::rope::Scaling;
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec, Mixer, MlaSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&DEEPSEEK_V2), Declared::Decoder(&DEEPSEEK_V3)];
@@ -191,8 +191,8 @@ fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
 /// Whether a GGUF file has a bias for expert selection.
 fn selects_by_bias(c: &Config<'_>) -> Result<bool> {
     let layers = c.count(common::DEFAULTS.layers)?.min(c.checkpoint().tensors().len());
-    let bias = |i| tensor_names::of_layer(tensor_names::GGUF.router_bias, i);
-    Ok((0..layers).any(|i| c.checkpoint().get(&bias(i)).is_some()))
+    let bias = |i: usize| tensor_names::GGUF.name(Slot::FfnExpProbsB, i);
+    Ok((0..layers).filter_map(bias).any(|name| c.checkpoint().get(&name).is_some()))
 }
 
 fn v3(c: &Config<'_>) -> Result<DecoderSpec> {

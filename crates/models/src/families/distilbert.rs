@@ -2,12 +2,12 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, common, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, HeadActivation, MlmHeadSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&DISTILBERT)];
 
@@ -16,20 +16,20 @@ static DISTILBERT: EncoderFamily = EncoderFamily {
     hf: &["DistilBertModel", "DistilBertForSequenceClassification", "DistilBertForMaskedLM"],
     names: Names {
         base: "distilbert.",
-        embed: "distilbert.embeddings.word_embeddings",
-        positions: "distilbert.embeddings.position_embeddings",
-        mixer_post_norm: "distilbert.transformer.layer.{}.sa_layer_norm",
-        q: "distilbert.transformer.layer.{}.attention.q_lin",
-        k: "distilbert.transformer.layer.{}.attention.k_lin",
-        v: "distilbert.transformer.layer.{}.attention.v_lin",
-        o: "distilbert.transformer.layer.{}.attention.out_lin",
-        ffn_post_norm: "distilbert.transformer.layer.{}.output_layer_norm",
-        up: "distilbert.transformer.layer.{}.ffn.lin1",
-        down: "distilbert.transformer.layer.{}.ffn.lin2",
-        ..tensor_names::HF
+        ..tensor_names::HF.with(&[
+            (Slot::TokenEmbdNorm, "distilbert.embeddings.LayerNorm"),
+            (Slot::TokenEmbd, "distilbert.embeddings.word_embeddings"),
+            (Slot::PosEmbd, "distilbert.embeddings.position_embeddings"),
+            (Slot::AttnPostNorm, "distilbert.transformer.layer.{}.sa_layer_norm"),
+            (Slot::AttnQ, "distilbert.transformer.layer.{}.attention.q_lin"),
+            (Slot::AttnK, "distilbert.transformer.layer.{}.attention.k_lin"),
+            (Slot::AttnV, "distilbert.transformer.layer.{}.attention.v_lin"),
+            (Slot::AttnOut, "distilbert.transformer.layer.{}.attention.out_lin"),
+            (Slot::FfnPostNorm, "distilbert.transformer.layer.{}.output_layer_norm"),
+            (Slot::FfnUp, "distilbert.transformer.layer.{}.ffn.lin1"),
+            (Slot::FfnDown, "distilbert.transformer.layer.{}.ffn.lin2"),
+        ])
     },
-    types: "",
-    embed_norm: "distilbert.embeddings.LayerNorm",
     spare: &["vocab_transform.", "vocab_layer_norm.", "vocab_projector."],
     spec,
 };

@@ -1,13 +1,12 @@
 //! Settings common to encoder families.
 
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot, named};
 use tallow_checkpoint::{FileError, Result};
 
 use super::{Declared, common, declared, find};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling, Positions};
+use crate::spec::encoder::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling, Positions};
 use crate::spec::{Bias, Order};
-use crate::weights::named;
 
 /// An encoder architecture.
 #[derive(Debug)]
@@ -18,10 +17,6 @@ pub struct EncoderFamily {
     pub hf: &'static [&'static str],
     /// Tensor names of the layers.
     pub names: Names,
-    /// Name of the token-type embedding.
-    pub types: &'static str,
-    /// Name of the norm behind the embeddings; empty if there is none.
-    pub embed_norm: &'static str,
     /// Prefixes of tensors that are only for training or for other tasks.
     pub spare: &'static [&'static str],
     /// Reads the settings.
@@ -113,16 +108,13 @@ pub(super) fn plain(c: &Config<'_>, defaults: &common::Defaults) -> Result<Encod
     Ok(EncoderSpec { last_norm: false, ..spec.into() })
 }
 
-/// GGUF names of the token-type embedding and of the norm behind the embeddings.
-pub(super) const GGUF_TYPES: &str = "token_types";
-pub(super) const GGUF_EMBED_NORM: &str = "token_embd_norm";
-
 /// GGUF names of post-norm encoders.
-pub(super) const GGUF_NAMES: Names = Names {
-    mixer_post_norm: "blk.{}.attn_output_norm",
-    ffn_post_norm: "blk.{}.layer_output_norm",
-    ..tensor_names::GGUF
-};
+pub(super) const GGUF_NAMES: Names = tensor_names::GGUF.with(&[
+    (Slot::AttnPostNorm, "blk.{}.attn_output_norm"),
+    (Slot::FfnPostNorm, "blk.{}.layer_output_norm"),
+    (Slot::TokenTypes, "token_types"),
+    (Slot::TokenEmbdNorm, "token_embd_norm"),
+]);
 
 const CAUSAL: Key = key("", "attention.causal");
 
@@ -146,7 +138,7 @@ pub(super) fn only_both_ways(c: &Config<'_>) -> Result<()> {
 /// Number of token types; `None` without a token-type embedding.
 pub(super) fn types(c: &Config<'_>, default: usize) -> Result<Option<usize>> {
     // GGUF files leave it to the embedding's shape.
-    let stored = c.checkpoint().get(&named(GGUF_TYPES)).filter(|_| c.is_gguf());
+    let stored = common::tensor(c, &GGUF_NAMES, Slot::TokenTypes, 0).filter(|_| c.is_gguf());
     let types = match stored.and_then(|t| t.shape.first()) {
         Some(rows) => *rows,
         None => c.find_count(TYPES)?.unwrap_or(default),

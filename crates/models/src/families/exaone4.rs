@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 
 use super::{Declared, Family, common};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
@@ -13,11 +13,10 @@ static EXAONE4: Family = Family {
     name: "EXAONE 4",
     hf: &["Exaone4ForCausalLM"],
     gguf: &[],
-    hf_names: Names {
-        mixer_post_norm: "model.layers.{}.post_attention_layernorm",
-        ffn_post_norm: "model.layers.{}.post_feedforward_layernorm",
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::AttnPostNorm, "model.layers.{}.post_attention_layernorm"),
+        (Slot::FfnPostNorm, "model.layers.{}.post_feedforward_layernorm"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec,
 };

@@ -4,7 +4,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, Family, common, rope};
@@ -40,12 +40,11 @@ static GEMMA3: Family = Family {
     spec: gemma3,
 };
 
-pub(super) const HF: Names = Names {
-    mixer_post_norm: "model.layers.{}.post_attention_layernorm",
-    ffn_norm: "model.layers.{}.pre_feedforward_layernorm",
-    ffn_post_norm: "model.layers.{}.post_feedforward_layernorm",
-    ..tensor_names::HF
-};
+pub(super) const HF: Names = tensor_names::HF.with(&[
+    (Slot::AttnPostNorm, "model.layers.{}.post_attention_layernorm"),
+    (Slot::FfnNorm, "model.layers.{}.pre_feedforward_layernorm"),
+    (Slot::FfnPostNorm, "model.layers.{}.post_feedforward_layernorm"),
+]);
 
 pub(super) const ACT: Key = key("hidden_activation", "");
 /// Attention scores are divided by its square root.

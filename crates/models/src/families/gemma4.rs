@@ -4,12 +4,12 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names, ParallelMoeNames, of_layer};
+use tallow_checkpoint::tensor_names::{self, Slot};
 use tallow_core::Heads;
 
 use super::gemma::{self, LOGIT_CAP};
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::{RopeSpec, Scaling};
+use crate::spec::rope::{RopeSpec, Scaling};
 use crate::spec::{
     AttentionSpec, DecoderSpec, DenseLayerSpec, ExpertsSpec, Ffn, FfnSpec, Mixer, MoeSpec, Order, QkNormSpec,
     SharedKvSpec,
@@ -21,18 +21,16 @@ static GEMMA4: Family = Family {
     name: "Gemma 4",
     hf: &["Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"],
     gguf: &["gemma4"],
-    hf_names: Names {
-        router: "model.layers.{}.router.proj",
-        router_norm: "model.layers.{}.router.scale",
-        expert_scale: "model.layers.{}.router.per_expert_scale",
-        expert_rows: Some(("model.layers.{}.experts.gate_up_proj", "model.layers.{}.experts.down_proj")),
-        parallel_moe: ParallelMoeNames {
-            dense_post_norm: "model.layers.{}.post_feedforward_layernorm_1",
-            before: "model.layers.{}.pre_feedforward_layernorm_2",
-            behind: "model.layers.{}.post_feedforward_layernorm_2",
-        },
-        ..gemma::HF
-    },
+    hf_names: gemma::HF.with(&[
+        (Slot::FfnGateInp, "model.layers.{}.router.proj"),
+        (Slot::FfnGateInpNorm, "model.layers.{}.router.scale"),
+        (Slot::FfnDownExpsScale, "model.layers.{}.router.per_expert_scale"),
+        (Slot::FfnGateUpExps, "model.layers.{}.experts.gate_up_proj"),
+        (Slot::FfnDownExpsStacked, "model.layers.{}.experts.down_proj"),
+        (Slot::FfnPostNorm1, "model.layers.{}.post_feedforward_layernorm_1"),
+        (Slot::FfnPreNorm2, "model.layers.{}.pre_feedforward_layernorm_2"),
+        (Slot::FfnPostNorm2, "model.layers.{}.post_feedforward_layernorm_2"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec,
 };
@@ -111,7 +109,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
         mixer.window = window.filter(|_| windowed);
         mixer.rope = Some(usize::from(windowed));
         mixer.tie_kv = match c.is_gguf() {
-            true => c.checkpoint().get(&format!("{}.weight", of_layer(tensor_names::GGUF.v, i))).is_none(),
+            true => common::tensor(c, &tensor_names::GGUF, Slot::AttnV, i).is_none(),
             false => tie_kv && !windowed,
         };
         (layer.order, layer.layer_scale) = (Order::Sandwich, true);

@@ -3,7 +3,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 use tallow_core::RopePairs;
 
 use super::{Declared, Family, common, rope, routed};
@@ -16,7 +16,7 @@ static GLM: Family = Family {
     name: "GLM",
     hf: &["GlmForCausalLM"],
     gguf: &[],
-    hf_names: Names { gate_up: "model.layers.{}.mlp.gate_up_proj", ..tensor_names::HF },
+    hf_names: tensor_names::HF.with(&[(Slot::FfnGateUp, "model.layers.{}.mlp.gate_up_proj")]),
     gguf_names: tensor_names::GGUF,
     spec: |c| Ok(glm(c)?.into()),
 };
@@ -25,13 +25,12 @@ static GLM4: Family = Family {
     name: "GLM 4",
     hf: &["Glm4ForCausalLM"],
     gguf: &["glm4"],
-    hf_names: Names {
-        mixer_post_norm: "model.layers.{}.post_self_attn_layernorm",
-        ffn_post_norm: "model.layers.{}.post_mlp_layernorm",
-        gate_up: "model.layers.{}.mlp.gate_up_proj",
-        ..tensor_names::HF
-    },
-    gguf_names: Names { gate_up: "blk.{}.ffn_up", ..tensor_names::GGUF },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::AttnPostNorm, "model.layers.{}.post_self_attn_layernorm"),
+        (Slot::FfnPostNorm, "model.layers.{}.post_mlp_layernorm"),
+        (Slot::FfnGateUp, "model.layers.{}.mlp.gate_up_proj"),
+    ]),
+    gguf_names: tensor_names::GGUF.with(&[(Slot::FfnGateUp, "blk.{}.ffn_up")]),
     spec: glm4,
 };
 
@@ -62,7 +61,7 @@ static GLM4_MOE: Family = Family {
     hf: &["Glm4MoeForCausalLM"],
     gguf: &["glm4moe"],
     hf_names: tensor_names::HF,
-    gguf_names: Names { ffn_norm: "blk.{}.post_attention_norm", ..tensor_names::GGUF },
+    gguf_names: tensor_names::GGUF.with(&[(Slot::FfnNorm, "blk.{}.post_attention_norm")]),
     spec: with_experts,
 };
 

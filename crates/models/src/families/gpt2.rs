@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
-use tallow_checkpoint::tensor_names::{self, Layout, Names};
+use tallow_checkpoint::tensor_names::{self, Layout, Names, Slot};
 
 use super::{Declared, Family, common};
 use crate::spec::{Bias, DecoderSpec};
@@ -15,19 +15,20 @@ static GPT2: Family = Family {
     gguf: &["gpt2"],
     hf_names: Names {
         base: "transformer.",
-        embed: "transformer.wte",
-        positions: "transformer.wpe",
-        norm: "transformer.ln_f",
-        mixer_norm: "transformer.h.{}.ln_1",
-        qkv: "transformer.h.{}.attn.c_attn",
-        o: "transformer.h.{}.attn.c_proj",
-        ffn_norm: "transformer.h.{}.ln_2",
-        up: "transformer.h.{}.mlp.c_fc",
-        down: "transformer.h.{}.mlp.c_proj",
         layout: Layout::Columns,
-        ..tensor_names::HF
+        ..tensor_names::HF.with(&[
+            (Slot::TokenEmbd, "transformer.wte"),
+            (Slot::PosEmbd, "transformer.wpe"),
+            (Slot::OutputNorm, "transformer.ln_f"),
+            (Slot::AttnNorm, "transformer.h.{}.ln_1"),
+            (Slot::AttnQkv, "transformer.h.{}.attn.c_attn"),
+            (Slot::AttnOut, "transformer.h.{}.attn.c_proj"),
+            (Slot::FfnNorm, "transformer.h.{}.ln_2"),
+            (Slot::FfnUp, "transformer.h.{}.mlp.c_fc"),
+            (Slot::FfnDown, "transformer.h.{}.mlp.c_proj"),
+        ])
     },
-    gguf_names: Names { qkv: "blk.{}.attn_qkv", ..tensor_names::GGUF },
+    gguf_names: tensor_names::GGUF.with(&[(Slot::AttnQkv, "blk.{}.attn_qkv")]),
     spec,
 };
 

@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
-use tallow_checkpoint::tensor_names::{self, Layout, Names};
+use tallow_checkpoint::tensor_names::{self, Layout, Names, Slot};
 
 use super::{Declared, Family, common, rope};
 use crate::spec::{Bias, DecoderSpec, Order};
@@ -16,17 +16,18 @@ static GPT_NEOX: Family = Family {
     gguf: &[],
     hf_names: Names {
         base: "gpt_neox.",
-        embed: "gpt_neox.embed_in",
-        norm: "gpt_neox.final_layer_norm",
-        head: "embed_out",
-        mixer_norm: "gpt_neox.layers.{}.input_layernorm",
-        qkv: "gpt_neox.layers.{}.attention.query_key_value",
-        o: "gpt_neox.layers.{}.attention.dense",
-        ffn_norm: "gpt_neox.layers.{}.post_attention_layernorm",
-        up: "gpt_neox.layers.{}.mlp.dense_h_to_4h",
-        down: "gpt_neox.layers.{}.mlp.dense_4h_to_h",
         layout: Layout::RowsByHead,
-        ..tensor_names::HF
+        ..tensor_names::HF.with(&[
+            (Slot::TokenEmbd, "gpt_neox.embed_in"),
+            (Slot::OutputNorm, "gpt_neox.final_layer_norm"),
+            (Slot::Output, "embed_out"),
+            (Slot::AttnNorm, "gpt_neox.layers.{}.input_layernorm"),
+            (Slot::AttnQkv, "gpt_neox.layers.{}.attention.query_key_value"),
+            (Slot::AttnOut, "gpt_neox.layers.{}.attention.dense"),
+            (Slot::FfnNorm, "gpt_neox.layers.{}.post_attention_layernorm"),
+            (Slot::FfnUp, "gpt_neox.layers.{}.mlp.dense_h_to_4h"),
+            (Slot::FfnDown, "gpt_neox.layers.{}.mlp.dense_4h_to_h"),
+        ])
     },
     gguf_names: tensor_names::GGUF,
     spec,

@@ -3,11 +3,11 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Joint, Names};
+use tallow_checkpoint::tensor_names::{self, Joint, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::{Scaling, Yarn};
+use crate::spec::rope::{Scaling, Yarn};
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&GPT_OSS)];
@@ -17,17 +17,18 @@ static GPT_OSS: Family = Family {
     hf: &["GptOssForCausalLM"],
     gguf: &["gpt-oss"],
     hf_names: Names {
-        sinks: "model.layers.{}.self_attn.sinks",
-        router: "model.layers.{}.mlp.router",
-        expert_joint: Some(("model.layers.{}.mlp.experts.gate_up_proj", Joint::Alternating)),
-        expert_down: "model.layers.{}.mlp.experts.down_proj",
-        ..tensor_names::HF
+        joint: Joint::Alternating,
+        ..tensor_names::HF.with(&[
+            (Slot::AttnSinks, "model.layers.{}.self_attn.sinks"),
+            (Slot::FfnGateInp, "model.layers.{}.mlp.router"),
+            (Slot::FfnGateUpExpsT, "model.layers.{}.mlp.experts.gate_up_proj"),
+            (Slot::FfnDownExps, "model.layers.{}.mlp.experts.down_proj"),
+        ])
     },
-    gguf_names: Names {
-        sinks: "blk.{}.attn_sinks.weight",
-        ffn_norm: "blk.{}.post_attention_norm",
-        ..tensor_names::GGUF
-    },
+    gguf_names: tensor_names::GGUF.with(&[
+        (Slot::AttnSinks, "blk.{}.attn_sinks.weight"),
+        (Slot::FfnNorm, "blk.{}.post_attention_norm"),
+    ]),
     spec,
 };
 

@@ -3,7 +3,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 
 use super::{Declared, Family, common};
 use crate::spec::{DecoderSpec, DenseDecoderSpec, ExpertsSpec};
@@ -23,14 +23,11 @@ static GRANITE_MOE: Family = Family {
     name: "Granite MoE",
     hf: &["GraniteMoeForCausalLM"],
     gguf: &[],
-    hf_names: Names {
-        router: "model.layers.{}.block_sparse_moe.router.layer",
-        expert_rows: Some((
-            "model.layers.{}.block_sparse_moe.input_linear.weight",
-            "model.layers.{}.block_sparse_moe.output_linear.weight",
-        )),
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::FfnGateInp, "model.layers.{}.block_sparse_moe.router.layer"),
+        (Slot::FfnGateUpExps, "model.layers.{}.block_sparse_moe.input_linear.weight"),
+        (Slot::FfnDownExpsStacked, "model.layers.{}.block_sparse_moe.output_linear.weight"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec: with_experts,
 };

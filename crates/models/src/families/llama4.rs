@@ -3,11 +3,11 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Joint, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 use tallow_core::{RopePairs, RoutingWeightOn, Scores};
 
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::{RopeSpec, Scaling};
+use crate::spec::rope::{RopeSpec, Scaling};
 use crate::spec::{DecoderSpec, ExpertsSpec, QkNormSpec, SharedExpertSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&LLAMA4)];
@@ -16,18 +16,17 @@ static LLAMA4: Family = Family {
     name: "Llama 4",
     hf: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
     gguf: &[],
-    hf_names: Names {
-        gate: "model.layers.{}.feed_forward.gate_proj",
-        up: "model.layers.{}.feed_forward.up_proj",
-        down: "model.layers.{}.feed_forward.down_proj",
-        router: "model.layers.{}.feed_forward.router",
-        expert_joint: Some(("model.layers.{}.feed_forward.experts.gate_up_proj", Joint::InTurn)),
-        expert_down: "model.layers.{}.feed_forward.experts.down_proj",
-        shared_gate: "model.layers.{}.feed_forward.shared_expert.gate_proj",
-        shared_up: "model.layers.{}.feed_forward.shared_expert.up_proj",
-        shared_down: "model.layers.{}.feed_forward.shared_expert.down_proj",
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::FfnGate, "model.layers.{}.feed_forward.gate_proj"),
+        (Slot::FfnUp, "model.layers.{}.feed_forward.up_proj"),
+        (Slot::FfnDown, "model.layers.{}.feed_forward.down_proj"),
+        (Slot::FfnGateInp, "model.layers.{}.feed_forward.router"),
+        (Slot::FfnGateUpExpsT, "model.layers.{}.feed_forward.experts.gate_up_proj"),
+        (Slot::FfnDownExps, "model.layers.{}.feed_forward.experts.down_proj"),
+        (Slot::FfnGateShexp, "model.layers.{}.feed_forward.shared_expert.gate_proj"),
+        (Slot::FfnUpShexp, "model.layers.{}.feed_forward.shared_expert.up_proj"),
+        (Slot::FfnDownShexp, "model.layers.{}.feed_forward.shared_expert.down_proj"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec,
 };

@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 use tallow_core::Scores;
 
 use super::{Declared, Family, common, rope};
@@ -14,14 +14,13 @@ static MINIMAX_M2: Family = Family {
     name: "MiniMax M2",
     hf: &["MiniMaxM2ForCausalLM"],
     gguf: &["minimax-m2"],
-    hf_names: Names {
-        router: "model.layers.{}.block_sparse_moe.gate",
-        router_bias: "model.layers.{}.block_sparse_moe.e_score_correction_bias",
-        expert_gate: "model.layers.{}.block_sparse_moe.experts.{e}.w1",
-        expert_up: "model.layers.{}.block_sparse_moe.experts.{e}.w3",
-        expert_down: "model.layers.{}.block_sparse_moe.experts.{e}.w2",
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::FfnGateInp, "model.layers.{}.block_sparse_moe.gate"),
+        (Slot::FfnExpProbsB, "model.layers.{}.block_sparse_moe.e_score_correction_bias"),
+        (Slot::FfnGateExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w1"),
+        (Slot::FfnUpExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w3"),
+        (Slot::FfnDownExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w2"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec,
 };

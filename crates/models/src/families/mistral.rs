@@ -6,8 +6,8 @@ use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names;
 
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
 use crate::spec::DecoderSpec;
+use crate::spec::rope::{RopeSpec, Scaling, Yarn};
 
 pub(super) const FAMILIES: &[Declared] =
     &[Declared::Decoder(&MINISTRAL), Declared::Decoder(&MINISTRAL3), Declared::Decoder(&MISTRAL)];

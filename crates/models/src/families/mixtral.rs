@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 
 use super::{Declared, Family, common, rope};
 use crate::spec::{DecoderSpec, ExpertsSpec};
@@ -13,13 +13,12 @@ static MIXTRAL: Family = Family {
     name: "Mixtral",
     hf: &["MixtralForCausalLM"],
     gguf: &["llama"],
-    hf_names: Names {
-        router: "model.layers.{}.block_sparse_moe.gate",
-        expert_gate: "model.layers.{}.block_sparse_moe.experts.{e}.w1",
-        expert_up: "model.layers.{}.block_sparse_moe.experts.{e}.w3",
-        expert_down: "model.layers.{}.block_sparse_moe.experts.{e}.w2",
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::FfnGateInp, "model.layers.{}.block_sparse_moe.gate"),
+        (Slot::FfnGateExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w1"),
+        (Slot::FfnUpExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w3"),
+        (Slot::FfnDownExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w2"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec,
 };

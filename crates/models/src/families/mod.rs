@@ -7,6 +7,7 @@ mod encoders;
 pub mod rope;
 mod routed;
 mod seq2seq;
+mod sizes;
 mod towers;
 
 /// Declares a module for each family's file and collects their `FAMILIES`. `cargo fmt` does not see these modules;
@@ -67,8 +68,8 @@ use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, TEXT, key};
 use tallow_checkpoint::tensor_names::Names;
 
-use crate::blocks::rope::RopeSpec;
 use crate::spec::DecoderSpec;
+use crate::spec::rope::RopeSpec;
 
 pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
 pub use seq2seq::{Seq2SeqFamily, find_seq2seq, seq2seq_family};
@@ -95,7 +96,7 @@ impl Family {
     pub fn read(&self, config: &Config<'_>) -> Result<DecoderSpec> {
         let mut spec = (self.spec)(&config.of_text())?;
         if let Some((longest, _)) = spec.ropes.iter().find_map(RopeSpec::dynamic) {
-            spec.context = spec.context.max(longest.min(common::SANE));
+            spec.context = spec.context.max(longest.min(sizes::SANE));
         }
         Ok(spec)
     }
@@ -170,4 +171,39 @@ pub fn find(config: &Config<'_>) -> Result<&'static Family> {
             why,
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tallow_checkpoint::tensor_names::{Index, Indices, Slot};
+
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_as_their_slots() {
+        let names = declared().flat_map(|declared| match declared {
+            Declared::Decoder(f) => vec![f.hf_names, f.gguf_names],
+            Declared::Encoder(f) | Declared::GgufEncoder(f) => vec![f.names],
+            Declared::Seq2Seq(f) => vec![f.encoder, f.decoder],
+        });
+        for names in names {
+            for (slot, pattern) in names.iter() {
+                let number = |index, n| if pattern.has(index) { n } else { 0 };
+                let layer = number(Index::Layer, 12);
+                let at = Indices { layer, expert: number(Index::Expert, 345), head: number(Index::Head, 67) };
+                let name = names.weight(slot, at).unwrap();
+                assert!(!name.contains(['{', '}']), "{name}");
+                assert!(names.find(&name).any(|found| found == (slot, at)), "{slot:?}: {name}");
+                let short = name.strip_prefix(names.base).unwrap_or(&name);
+                assert!(names.find(short).any(|found| found == (slot, at)), "{slot:?}: {short}");
+                assert!(names.find(&name).all(|(_, found)| found == at), "{name}");
+                if pattern
+                    .text()
+                    .starts_with(names.get(Slot::AttnNorm).unwrap().text().split('{').next().unwrap())
+                {
+                    assert_eq!(names.layer(&name), Some(layer), "{name}");
+                }
+            }
+        }
+    }
 }

@@ -2,11 +2,11 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling};
 use crate::spec::Order;
+use crate::spec::encoder::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&MODERNBERT)];
 
@@ -15,18 +15,18 @@ static MODERNBERT: EncoderFamily = EncoderFamily {
     hf: &["ModernBertModel", "ModernBertForSequenceClassification", "ModernBertForMaskedLM"],
     names: Names {
         base: "model.",
-        embed: "model.embeddings.tok_embeddings",
-        norm: "model.final_norm",
-        mixer_norm: "model.layers.{}.attn_norm",
-        qkv: "model.layers.{}.attn.Wqkv",
-        o: "model.layers.{}.attn.Wo",
-        ffn_norm: "model.layers.{}.mlp_norm",
-        gate_up: "model.layers.{}.mlp.Wi",
-        down: "model.layers.{}.mlp.Wo",
-        ..tensor_names::HF
+        ..tensor_names::HF.with(&[
+            (Slot::TokenEmbdNorm, "model.embeddings.norm"),
+            (Slot::TokenEmbd, "model.embeddings.tok_embeddings"),
+            (Slot::OutputNorm, "model.final_norm"),
+            (Slot::AttnNorm, "model.layers.{}.attn_norm"),
+            (Slot::AttnQkv, "model.layers.{}.attn.Wqkv"),
+            (Slot::AttnOut, "model.layers.{}.attn.Wo"),
+            (Slot::FfnNorm, "model.layers.{}.mlp_norm"),
+            (Slot::FfnGateUp, "model.layers.{}.mlp.Wi"),
+            (Slot::FfnDown, "model.layers.{}.mlp.Wo"),
+        ])
     },
-    types: "",
-    embed_norm: "model.embeddings.norm",
     spare: &["head.", "decoder."],
     spec,
 };

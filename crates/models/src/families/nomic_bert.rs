@@ -2,25 +2,28 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, EncoderFamily, common, encoders, rope};
-use crate::encoder::spec::{EncoderSpec, HeadActivation};
+use crate::spec::encoder::{EncoderSpec, HeadActivation};
 
 /// Tensor names, with a common prefix.
 macro_rules! names {
     ($base:literal) => {
         Names {
             base: $base,
-            embed: concat!($base, "embeddings.word_embeddings"),
-            mixer_post_norm: concat!($base, "encoder.layers.{}.norm1"),
-            qkv: concat!($base, "encoder.layers.{}.attn.Wqkv"),
-            o: concat!($base, "encoder.layers.{}.attn.out_proj"),
-            ffn_post_norm: concat!($base, "encoder.layers.{}.norm2"),
-            gate: concat!($base, "encoder.layers.{}.mlp.fc12"),
-            up: concat!($base, "encoder.layers.{}.mlp.fc11"),
-            down: concat!($base, "encoder.layers.{}.mlp.fc2"),
-            ..tensor_names::HF
+            ..tensor_names::HF.with(&[
+                (Slot::TokenEmbd, concat!($base, "embeddings.word_embeddings")),
+                (Slot::TokenTypes, concat!($base, "embeddings.token_type_embeddings")),
+                (Slot::TokenEmbdNorm, concat!($base, "emb_ln")),
+                (Slot::AttnPostNorm, concat!($base, "encoder.layers.{}.norm1")),
+                (Slot::AttnQkv, concat!($base, "encoder.layers.{}.attn.Wqkv")),
+                (Slot::AttnOut, concat!($base, "encoder.layers.{}.attn.out_proj")),
+                (Slot::FfnPostNorm, concat!($base, "encoder.layers.{}.norm2")),
+                (Slot::FfnGate, concat!($base, "encoder.layers.{}.mlp.fc12")),
+                (Slot::FfnUp, concat!($base, "encoder.layers.{}.mlp.fc11")),
+                (Slot::FfnDown, concat!($base, "encoder.layers.{}.mlp.fc2")),
+            ])
         }
     };
 }
@@ -35,8 +38,6 @@ static NOMIC_BERT: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["NomicBertModel"],
     names: names!("bert."),
-    types: "bert.embeddings.token_type_embeddings",
-    embed_norm: "bert.emb_ln",
     spare: &["pooler.", "cls."],
     spec,
 };
@@ -46,8 +47,6 @@ static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["NomicBertForSequenceClassification"],
     names: names!("nomic_bert."),
-    types: "nomic_bert.embeddings.token_type_embeddings",
-    embed_norm: "nomic_bert.emb_ln",
     spare: &[],
     spec: |c| {
         let head = encoders::head(c, "nomic_bert.pooler.dense", HeadActivation::Tanh, "classifier");
@@ -58,9 +57,7 @@ static NOMIC_BERT_RANK: EncoderFamily = EncoderFamily {
 static NOMIC_BERT_GGUF: EncoderFamily = EncoderFamily {
     name: "Nomic BERT",
     hf: &["nomic-bert"],
-    names: Names { qkv: "blk.{}.attn_qkv", ..encoders::GGUF_NAMES },
-    types: encoders::GGUF_TYPES,
-    embed_norm: encoders::GGUF_EMBED_NORM,
+    names: encoders::GGUF_NAMES.with(&[(Slot::AttnQkv, "blk.{}.attn_qkv")]),
     spare: &[],
     spec,
 };

@@ -3,7 +3,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 
 use super::{Declared, Family, common, rope};
 use crate::spec::{DecoderSpec, DenseDecoderSpec, Order, QkNormSpec};
@@ -29,11 +29,10 @@ static OLMO3: Family = Family {
     spec,
 };
 
-const HF: Names = Names {
-    mixer_post_norm: "model.layers.{}.post_attention_layernorm",
-    ffn_post_norm: "model.layers.{}.post_feedforward_layernorm",
-    ..tensor_names::HF
-};
+const HF: Names = tensor_names::HF.with(&[
+    (Slot::AttnPostNorm, "model.layers.{}.post_attention_layernorm"),
+    (Slot::FfnPostNorm, "model.layers.{}.post_feedforward_layernorm"),
+]);
 
 fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = common::plain_as(c, &common::Defaults { eps: (common::EPS, 1e-5), ..common::DEFAULTS })?;

@@ -3,7 +3,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 
 use super::{Declared, Family, common, rope};
 use crate::spec::{Bias, DecoderSpec, Order, QkNormSpec};
@@ -14,16 +14,15 @@ static PHI: Family = Family {
     name: "Phi",
     hf: &["PhiForCausalLM"],
     gguf: &["phi2"],
-    hf_names: Names {
-        norm: "model.final_layernorm",
-        o: "model.layers.{}.self_attn.dense",
-        q_norm: "model.layers.{}.self_attn.q_layernorm",
-        k_norm: "model.layers.{}.self_attn.k_layernorm",
-        up: "model.layers.{}.mlp.fc1",
-        down: "model.layers.{}.mlp.fc2",
-        ..tensor_names::HF
-    },
-    gguf_names: Names { qkv: "blk.{}.attn_qkv", ..tensor_names::GGUF },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::OutputNorm, "model.final_layernorm"),
+        (Slot::AttnOut, "model.layers.{}.self_attn.dense"),
+        (Slot::AttnQNorm, "model.layers.{}.self_attn.q_layernorm"),
+        (Slot::AttnKNorm, "model.layers.{}.self_attn.k_layernorm"),
+        (Slot::FfnUp, "model.layers.{}.mlp.fc1"),
+        (Slot::FfnDown, "model.layers.{}.mlp.fc2"),
+    ]),
+    gguf_names: tensor_names::GGUF.with(&[(Slot::AttnQkv, "blk.{}.attn_qkv")]),
     spec: phi,
 };
 
@@ -31,12 +30,12 @@ static PHI3: Family = Family {
     name: "Phi 3",
     hf: &["Phi3ForCausalLM"],
     gguf: &["phi3"],
-    hf_names: Names {
-        qkv: "model.layers.{}.self_attn.qkv_proj",
-        gate_up: "model.layers.{}.mlp.gate_up_proj",
-        ..tensor_names::HF
-    },
-    gguf_names: Names { qkv: "blk.{}.attn_qkv", gate_up: "blk.{}.ffn_up", ..tensor_names::GGUF },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::AttnQkv, "model.layers.{}.self_attn.qkv_proj"),
+        (Slot::FfnGateUp, "model.layers.{}.mlp.gate_up_proj"),
+    ]),
+    gguf_names: tensor_names::GGUF
+        .with(&[(Slot::AttnQkv, "blk.{}.attn_qkv"), (Slot::FfnGateUp, "blk.{}.ffn_up")]),
     spec: phi3,
 };
 

@@ -2,11 +2,11 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 use tallow_core::{NormKind, Scores};
 
 use super::{Declared, Family, common, rope};
-use crate::blocks::rope::Scaling;
+use crate::spec::rope::Scaling;
 use crate::spec::{Bias, DecoderSpec, ExpertsSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Decoder(&PHIMOE)];
@@ -16,13 +16,12 @@ static PHIMOE: Family = Family {
     // The second is the name in the first checkpoints.
     hf: &["PhimoeForCausalLM", "PhiMoEForCausalLM"],
     gguf: &[],
-    hf_names: Names {
-        router: "model.layers.{}.block_sparse_moe.gate",
-        expert_gate: "model.layers.{}.block_sparse_moe.experts.{e}.w1",
-        expert_up: "model.layers.{}.block_sparse_moe.experts.{e}.w3",
-        expert_down: "model.layers.{}.block_sparse_moe.experts.{e}.w2",
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::FfnGateInp, "model.layers.{}.block_sparse_moe.gate"),
+        (Slot::FfnGateExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w1"),
+        (Slot::FfnUpExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w3"),
+        (Slot::FfnDownExps, "model.layers.{}.block_sparse_moe.experts.{expert}.w2"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec,
 };

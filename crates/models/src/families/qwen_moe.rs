@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 
 use super::{Declared, Family, common};
 use crate::spec::{DecoderSpec, ExpertsSpec, FfnSpec, LayerSpec, Mixer, QkNormSpec, SharedExpertSpec};
@@ -13,13 +13,12 @@ static QWEN2_MOE: Family = Family {
     name: "Qwen2-MoE",
     hf: &["Qwen2MoeForCausalLM"],
     gguf: &["qwen2moe"],
-    hf_names: Names {
-        shared_gate: "model.layers.{}.mlp.shared_expert.gate_proj",
-        shared_up: "model.layers.{}.mlp.shared_expert.up_proj",
-        shared_down: "model.layers.{}.mlp.shared_expert.down_proj",
-        shared_router: "model.layers.{}.mlp.shared_expert_gate",
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::FfnGateShexp, "model.layers.{}.mlp.shared_expert.gate_proj"),
+        (Slot::FfnUpShexp, "model.layers.{}.mlp.shared_expert.up_proj"),
+        (Slot::FfnDownShexp, "model.layers.{}.mlp.shared_expert.down_proj"),
+        (Slot::FfnGateInpShexp, "model.layers.{}.mlp.shared_expert_gate"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec: qwen2_moe,
 };

@@ -3,7 +3,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, GatedDeltaNames, Names, Rate};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::ops::{MAX_KERNEL, MAX_KEY_DIM};
 use tallow_core::{Activation, DeltaHeads, Sharing};
 
@@ -43,28 +43,28 @@ static QWEN35_MOE: Family = Family {
 };
 
 const TEXT: Names = Names {
-    gated_delta: GatedDeltaNames {
-        qkvz: "model.layers.{}.linear_attn.in_proj_qkvz",
-        qkv: "model.layers.{}.linear_attn.in_proj_qkv",
-        z: "model.layers.{}.linear_attn.in_proj_z",
-        ba: "model.layers.{}.linear_attn.in_proj_ba",
-        b: "model.layers.{}.linear_attn.in_proj_b",
-        a: "model.layers.{}.linear_attn.in_proj_a",
-        conv: "model.layers.{}.linear_attn.conv1d",
-        rate: ("model.layers.{}.linear_attn.A_log", Rate::Logarithm),
-        bias: "model.layers.{}.linear_attn.dt_bias",
-        norm: "model.layers.{}.linear_attn.norm",
-        o: "model.layers.{}.linear_attn.out_proj",
-    },
-    expert_rows: Some(("model.layers.{}.mlp.experts.gate_up_proj", "model.layers.{}.mlp.experts.down_proj")),
-    shared_gate: "model.layers.{}.mlp.shared_expert.gate_proj",
-    shared_up: "model.layers.{}.mlp.shared_expert.up_proj",
-    shared_down: "model.layers.{}.mlp.shared_expert.down_proj",
-    shared_router: "model.layers.{}.mlp.shared_expert_gate",
     spare: &["mtp."],
-    ..tensor_names::HF
+    ..tensor_names::HF.with(&[
+        (Slot::SsmIn, "model.layers.{}.linear_attn.in_proj_qkvz"),
+        (Slot::SsmQkv, "model.layers.{}.linear_attn.in_proj_qkv"),
+        (Slot::SsmGate, "model.layers.{}.linear_attn.in_proj_z"),
+        (Slot::SsmBetaAlpha, "model.layers.{}.linear_attn.in_proj_ba"),
+        (Slot::SsmBeta, "model.layers.{}.linear_attn.in_proj_b"),
+        (Slot::SsmAlpha, "model.layers.{}.linear_attn.in_proj_a"),
+        (Slot::SsmConv1d, "model.layers.{}.linear_attn.conv1d"),
+        (Slot::SsmA, "model.layers.{}.linear_attn.A_log"),
+        (Slot::SsmDt, "model.layers.{}.linear_attn.dt_bias"),
+        (Slot::SsmNorm, "model.layers.{}.linear_attn.norm"),
+        (Slot::SsmOut, "model.layers.{}.linear_attn.out_proj"),
+        (Slot::FfnGateUpExps, "model.layers.{}.mlp.experts.gate_up_proj"),
+        (Slot::FfnDownExpsStacked, "model.layers.{}.mlp.experts.down_proj"),
+        (Slot::FfnGateShexp, "model.layers.{}.mlp.shared_expert.gate_proj"),
+        (Slot::FfnUpShexp, "model.layers.{}.mlp.shared_expert.up_proj"),
+        (Slot::FfnDownShexp, "model.layers.{}.mlp.shared_expert.down_proj"),
+        (Slot::FfnGateInpShexp, "model.layers.{}.mlp.shared_expert_gate"),
+    ])
 };
-const GGUF: Names = Names { ffn_norm: "blk.{}.post_attention_norm", ..tensor_names::GGUF };
+const GGUF: Names = tensor_names::GGUF.with(&[(Slot::FfnNorm, "blk.{}.post_attention_norm")]);
 
 const KERNEL: Key = key("linear_conv_kernel_dim", "ssm.conv_kernel");
 const KEYS: Key = key("linear_num_key_heads", "ssm.group_count");

@@ -2,12 +2,12 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::Config;
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, EncoderFamily, encoders};
-use crate::encoder::spec::{EncoderSpec, HeadActivation, MlmHeadSpec};
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, HeadActivation, MlmHeadSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&ROBERTA)];
 
@@ -23,20 +23,21 @@ static ROBERTA: EncoderFamily = EncoderFamily {
     ],
     names: Names {
         base: "roberta.",
-        embed: "roberta.embeddings.word_embeddings",
-        positions: "roberta.embeddings.position_embeddings",
-        mixer_post_norm: "roberta.encoder.layer.{}.attention.output.LayerNorm",
-        q: "roberta.encoder.layer.{}.attention.self.query",
-        k: "roberta.encoder.layer.{}.attention.self.key",
-        v: "roberta.encoder.layer.{}.attention.self.value",
-        o: "roberta.encoder.layer.{}.attention.output.dense",
-        ffn_post_norm: "roberta.encoder.layer.{}.output.LayerNorm",
-        up: "roberta.encoder.layer.{}.intermediate.dense",
-        down: "roberta.encoder.layer.{}.output.dense",
-        ..tensor_names::HF
+        ..tensor_names::HF.with(&[
+            (Slot::TokenTypes, "roberta.embeddings.token_type_embeddings"),
+            (Slot::TokenEmbdNorm, "roberta.embeddings.LayerNorm"),
+            (Slot::TokenEmbd, "roberta.embeddings.word_embeddings"),
+            (Slot::PosEmbd, "roberta.embeddings.position_embeddings"),
+            (Slot::AttnPostNorm, "roberta.encoder.layer.{}.attention.output.LayerNorm"),
+            (Slot::AttnQ, "roberta.encoder.layer.{}.attention.self.query"),
+            (Slot::AttnK, "roberta.encoder.layer.{}.attention.self.key"),
+            (Slot::AttnV, "roberta.encoder.layer.{}.attention.self.value"),
+            (Slot::AttnOut, "roberta.encoder.layer.{}.attention.output.dense"),
+            (Slot::FfnPostNorm, "roberta.encoder.layer.{}.output.LayerNorm"),
+            (Slot::FfnUp, "roberta.encoder.layer.{}.intermediate.dense"),
+            (Slot::FfnDown, "roberta.encoder.layer.{}.output.dense"),
+        ])
     },
-    types: "roberta.embeddings.token_type_embeddings",
-    embed_norm: "roberta.embeddings.LayerNorm",
     spare: &["pooler.", "lm_head."],
     spec,
 };

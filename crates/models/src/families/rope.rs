@@ -6,8 +6,8 @@ use tallow_checkpoint::config::{Config, Key, key};
 use tallow_core::RopePairs;
 use tallow_quant::Format;
 
-use super::common::{CONTEXT, sane};
-use crate::blocks::rope::{RopeSpec, Scaling, Yarn};
+use super::sizes::{CONTEXT, sane};
+use crate::spec::rope::{RopeSpec, Scaling, Yarn};
 
 /// Tensors that are part of the settings: per-frequency divisors.
 pub(super) const TENSORS: [&str; 3] = ["rope_freqs.weight", SHORT_TENSOR, LONG_TENSOR];

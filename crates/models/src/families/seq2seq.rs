@@ -5,8 +5,7 @@ use tallow_checkpoint::tensor_names::Names;
 use tallow_checkpoint::{FileError, Result};
 
 use super::{Declared, declared, find};
-use crate::encoder::Parts;
-use crate::seq2seq::Seq2SeqSpec;
+use crate::spec::seq2seq::Seq2SeqSpec;
 
 /// An encoder-decoder architecture (T5, Whisper): encodes a text or audio, then decodes text.
 #[derive(Debug)]
@@ -17,8 +16,6 @@ pub struct Seq2SeqFamily {
     pub hf: &'static [&'static str],
     /// Tensor names of the encoder, in Hugging Face folders.
     pub encoder: Names,
-    /// Further tensors of the encoder.
-    pub(crate) parts: Parts,
     /// Tensor names of the decoder.
     pub decoder: Names,
     /// Prefixes of duplicate or unused tensors.

@@ -4,8 +4,8 @@ use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 
 use super::{Declared, EncoderFamily, common, towers};
-use crate::encoder::spec::{EncoderSpec, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection};
 use crate::spec::Bias;
+use crate::spec::encoder::{EncoderSpec, PatchSpec, PoolKind, Pooling, PoolingHeadSpec, Projection};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&SIGLIP), Declared::Encoder(&SIGLIP_IMAGES)];
 
@@ -13,8 +13,6 @@ static SIGLIP: EncoderFamily = EncoderFamily {
     name: "SigLIP",
     hf: &["SiglipModel", "SiglipTextModel"],
     names: towers::TEXT,
-    types: "",
-    embed_norm: "",
     spare: towers::BESIDE_TEXT,
     spec: text,
 };
@@ -23,8 +21,6 @@ static SIGLIP_IMAGES: EncoderFamily = EncoderFamily {
     name: "SigLIP (images)",
     hf: &["SiglipModel", "SiglipVisionModel"],
     names: towers::IMAGES,
-    types: "",
-    embed_norm: "",
     spare: towers::BESIDE_IMAGES,
     spec: images,
 };
@@ -49,7 +45,7 @@ fn text(c: &Config<'_>) -> Result<EncoderSpec> {
     spec.pad = Some(fill as u32);
     let width = common::sane(&c, WIDTH, c.find_count(WIDTH)?.unwrap_or(spec.dim))?;
     let project = Some(Projection { name: "text_model.head", width, bias: Bias::Yes });
-    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(Pooling::Last), norm: None, project });
+    spec.pooling_head = Some(PoolingHeadSpec { pool: PoolKind::By(Pooling::Last), norm: false, project });
     Ok(spec)
 }
 
@@ -65,7 +61,7 @@ fn images(c: &Config<'_>) -> Result<EncoderSpec> {
     let mut spec = towers::images(&c, &DEFAULTS, PATCHES)?;
     spec.pooling_head = Some(PoolingHeadSpec {
         pool: PoolKind::AttentionPool("vision_model.head"),
-        norm: None,
+        norm: false,
         project: None,
     });
     Ok(spec)

@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 
 use super::{Declared, Family, common, rope};
 use crate::spec::{DecoderSpec, Order, QkNormSpec};
@@ -13,11 +13,10 @@ static STABLELM: Family = Family {
     name: "StableLM",
     hf: &["StableLmForCausalLM"],
     gguf: &["stablelm"],
-    hf_names: Names {
-        q_norm: "model.layers.{}.self_attn.q_layernorm.norms.{head}",
-        k_norm: "model.layers.{}.self_attn.k_layernorm.norms.{head}",
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF.with(&[
+        (Slot::AttnQNorm, "model.layers.{}.self_attn.q_layernorm.norms.{head}"),
+        (Slot::AttnKNorm, "model.layers.{}.self_attn.k_layernorm.norms.{head}"),
+    ]),
     gguf_names: tensor_names::GGUF,
     spec,
 };

@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Slot};
 
 use super::{Declared, Family, common};
 use crate::spec::DecoderSpec;
@@ -14,11 +14,8 @@ static STARCODER2: Family = Family {
     hf: &["Starcoder2ForCausalLM"],
     // Its GGUF files do not have the window.
     gguf: &[],
-    hf_names: Names {
-        up: "model.layers.{}.mlp.c_fc",
-        down: "model.layers.{}.mlp.c_proj",
-        ..tensor_names::HF
-    },
+    hf_names: tensor_names::HF
+        .with(&[(Slot::FfnUp, "model.layers.{}.mlp.c_fc"), (Slot::FfnDown, "model.layers.{}.mlp.c_proj")]),
     gguf_names: tensor_names::GGUF,
     spec,
 };

@@ -2,15 +2,13 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, CrossAttentionNames, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::{Activation, Heads};
 
 use super::{Declared, EncoderFamily, Seq2SeqFamily, common};
-use crate::encoder::Parts;
-use crate::encoder::spec::EncoderSpec;
-use crate::seq2seq::Seq2SeqSpec;
+use crate::spec::encoder::EncoderSpec;
+use crate::spec::seq2seq::Seq2SeqSpec;
 use crate::spec::{DenseDecoderSpec, RelativeBiasSpec};
-use crate::weights::named;
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Encoder(&T5_ENCODER), Declared::Seq2Seq(&T5)];
 
@@ -18,8 +16,6 @@ static T5_ENCODER: EncoderFamily = EncoderFamily {
     name: "T5",
     hf: &["T5EncoderModel", "MT5EncoderModel"],
     names: ENCODER,
-    types: "",
-    embed_norm: "",
     // The decoder of a full checkpoint is not used.
     spare: &["encoder.embed_tokens.", "decoder.", "lm_head."],
     spec: encoder,
@@ -29,30 +25,26 @@ static T5: Seq2SeqFamily = Seq2SeqFamily {
     name: "T5",
     hf: &["T5ForConditionalGeneration", "MT5ForConditionalGeneration"],
     encoder: ENCODER,
-    parts: Parts { types: "", embed_norm: "", audio_convs: [""; 2] },
-    decoder: Names {
-        embed: "shared",
-        norm: "decoder.final_layer_norm",
-        mixer_norm: "decoder.block.{}.layer.0.layer_norm",
-        q: "decoder.block.{}.layer.0.SelfAttention.q",
-        k: "decoder.block.{}.layer.0.SelfAttention.k",
-        v: "decoder.block.{}.layer.0.SelfAttention.v",
-        o: "decoder.block.{}.layer.0.SelfAttention.o",
-        relative_bias: "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-        cross_attention: CrossAttentionNames {
-            norm: "decoder.block.{}.layer.1.layer_norm",
-            q: "decoder.block.{}.layer.1.EncDecAttention.q",
-            k: "decoder.block.{}.layer.1.EncDecAttention.k",
-            v: "decoder.block.{}.layer.1.EncDecAttention.v",
-            o: "decoder.block.{}.layer.1.EncDecAttention.o",
-        },
-        ffn_norm: "decoder.block.{}.layer.2.layer_norm",
-        gate: "decoder.block.{}.layer.2.DenseReluDense.wi_0",
-        up: "decoder.block.{}.layer.2.DenseReluDense.wi_1",
-        up_alone: "decoder.block.{}.layer.2.DenseReluDense.wi",
-        down: "decoder.block.{}.layer.2.DenseReluDense.wo",
-        ..tensor_names::HF
-    },
+    decoder: tensor_names::HF.with(&[
+        (Slot::TokenEmbd, "shared"),
+        (Slot::OutputNorm, "decoder.final_layer_norm"),
+        (Slot::AttnNorm, "decoder.block.{}.layer.0.layer_norm"),
+        (Slot::AttnQ, "decoder.block.{}.layer.0.SelfAttention.q"),
+        (Slot::AttnK, "decoder.block.{}.layer.0.SelfAttention.k"),
+        (Slot::AttnV, "decoder.block.{}.layer.0.SelfAttention.v"),
+        (Slot::AttnOut, "decoder.block.{}.layer.0.SelfAttention.o"),
+        (Slot::AttnRelB, "decoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
+        (Slot::CrossAttnNorm, "decoder.block.{}.layer.1.layer_norm"),
+        (Slot::CrossAttnQ, "decoder.block.{}.layer.1.EncDecAttention.q"),
+        (Slot::CrossAttnK, "decoder.block.{}.layer.1.EncDecAttention.k"),
+        (Slot::CrossAttnV, "decoder.block.{}.layer.1.EncDecAttention.v"),
+        (Slot::CrossAttnOut, "decoder.block.{}.layer.1.EncDecAttention.o"),
+        (Slot::FfnNorm, "decoder.block.{}.layer.2.layer_norm"),
+        (Slot::FfnGate, "decoder.block.{}.layer.2.DenseReluDense.wi_0"),
+        (Slot::FfnUp, "decoder.block.{}.layer.2.DenseReluDense.wi_1"),
+        (Slot::FfnUpUngated, "decoder.block.{}.layer.2.DenseReluDense.wi"),
+        (Slot::FfnDown, "decoder.block.{}.layer.2.DenseReluDense.wo"),
+    ]),
     // Old checkpoints also have a relative bias for cross-attention, which nothing reads.
     spare: &[
         "encoder.embed_tokens.",
@@ -62,22 +54,21 @@ static T5: Seq2SeqFamily = Seq2SeqFamily {
     spec,
 };
 
-const ENCODER: Names = Names {
-    embed: "shared",
-    norm: "encoder.final_layer_norm",
-    mixer_norm: "encoder.block.{}.layer.0.layer_norm",
-    q: "encoder.block.{}.layer.0.SelfAttention.q",
-    k: "encoder.block.{}.layer.0.SelfAttention.k",
-    v: "encoder.block.{}.layer.0.SelfAttention.v",
-    o: "encoder.block.{}.layer.0.SelfAttention.o",
-    relative_bias: "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-    ffn_norm: "encoder.block.{}.layer.1.layer_norm",
-    gate: "encoder.block.{}.layer.1.DenseReluDense.wi_0",
-    up: "encoder.block.{}.layer.1.DenseReluDense.wi_1",
-    up_alone: "encoder.block.{}.layer.1.DenseReluDense.wi",
-    down: "encoder.block.{}.layer.1.DenseReluDense.wo",
-    ..tensor_names::HF
-};
+const ENCODER: Names = tensor_names::HF.with(&[
+    (Slot::TokenEmbd, "shared"),
+    (Slot::OutputNorm, "encoder.final_layer_norm"),
+    (Slot::AttnNorm, "encoder.block.{}.layer.0.layer_norm"),
+    (Slot::AttnQ, "encoder.block.{}.layer.0.SelfAttention.q"),
+    (Slot::AttnK, "encoder.block.{}.layer.0.SelfAttention.k"),
+    (Slot::AttnV, "encoder.block.{}.layer.0.SelfAttention.v"),
+    (Slot::AttnOut, "encoder.block.{}.layer.0.SelfAttention.o"),
+    (Slot::AttnRelB, "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"),
+    (Slot::FfnNorm, "encoder.block.{}.layer.1.layer_norm"),
+    (Slot::FfnGate, "encoder.block.{}.layer.1.DenseReluDense.wi_0"),
+    (Slot::FfnUp, "encoder.block.{}.layer.1.DenseReluDense.wi_1"),
+    (Slot::FfnUpUngated, "encoder.block.{}.layer.1.DenseReluDense.wi"),
+    (Slot::FfnDown, "encoder.block.{}.layer.1.DenseReluDense.wo"),
+]);
 
 const LAYERS: Key = key("num_layers", "");
 const DECODER_LAYERS: Key = key("num_decoder_layers", "");
@@ -164,7 +155,7 @@ fn spec(c: &Config<'_>) -> Result<Seq2SeqSpec> {
     let mut decoder = half(c, layers, true)?;
     // Newer configs always say that embeddings are tied; they are only if there is no head tensor.
     let was_tied = c.flag_or(TIED, true)?;
-    decoder.tied_embeddings = c.checkpoint().get(&named(tensor_names::HF.head)).is_none();
+    decoder.tied_embeddings = common::tensor(c, &tensor_names::HF, Slot::Output, 0).is_none();
     // Older configs imply the logit scale by the tie flag, newer ones have a key of its own; multilingual models (mT5)
     // never scale.
     if c.flag_or(SCALED, was_tied && !is_multilingual(c))? {

@@ -2,11 +2,11 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::{Heads, NormKind};
 
 use super::common;
-use crate::encoder::spec::{EncoderSpec, ImageDefaults, PatchSpec, Positions};
+use crate::spec::encoder::{EncoderSpec, ImageDefaults, PatchSpec, Positions};
 use crate::spec::{AttentionSpec, Bias, FfnSpec, LayerSpec, NormSpec};
 
 /// Defaults of settings; configs may leave all of them out.
@@ -32,35 +32,37 @@ const CHANNELS: Key = key("num_channels", "");
 /// Tensor names of the text encoder.
 pub(super) const TEXT: Names = Names {
     base: "text_model.",
-    embed: "text_model.embeddings.token_embedding",
-    positions: "text_model.embeddings.position_embedding",
-    norm: "text_model.final_layer_norm",
-    mixer_norm: "text_model.encoder.layers.{}.layer_norm1",
-    q: "text_model.encoder.layers.{}.self_attn.q_proj",
-    k: "text_model.encoder.layers.{}.self_attn.k_proj",
-    v: "text_model.encoder.layers.{}.self_attn.v_proj",
-    o: "text_model.encoder.layers.{}.self_attn.out_proj",
-    ffn_norm: "text_model.encoder.layers.{}.layer_norm2",
-    up: "text_model.encoder.layers.{}.mlp.fc1",
-    down: "text_model.encoder.layers.{}.mlp.fc2",
-    ..tensor_names::HF
+    ..tensor_names::HF.with(&[
+        (Slot::TokenEmbd, "text_model.embeddings.token_embedding"),
+        (Slot::PosEmbd, "text_model.embeddings.position_embedding"),
+        (Slot::OutputNorm, "text_model.final_layer_norm"),
+        (Slot::AttnNorm, "text_model.encoder.layers.{}.layer_norm1"),
+        (Slot::AttnQ, "text_model.encoder.layers.{}.self_attn.q_proj"),
+        (Slot::AttnK, "text_model.encoder.layers.{}.self_attn.k_proj"),
+        (Slot::AttnV, "text_model.encoder.layers.{}.self_attn.v_proj"),
+        (Slot::AttnOut, "text_model.encoder.layers.{}.self_attn.out_proj"),
+        (Slot::FfnNorm, "text_model.encoder.layers.{}.layer_norm2"),
+        (Slot::FfnUp, "text_model.encoder.layers.{}.mlp.fc1"),
+        (Slot::FfnDown, "text_model.encoder.layers.{}.mlp.fc2"),
+    ])
 };
 
 /// Tensor names of the image encoder.
 pub(super) const IMAGES: Names = Names {
     base: "vision_model.",
-    embed: "vision_model.embeddings.patch_embedding",
-    positions: "vision_model.embeddings.position_embedding",
-    norm: "vision_model.post_layernorm",
-    mixer_norm: "vision_model.encoder.layers.{}.layer_norm1",
-    q: "vision_model.encoder.layers.{}.self_attn.q_proj",
-    k: "vision_model.encoder.layers.{}.self_attn.k_proj",
-    v: "vision_model.encoder.layers.{}.self_attn.v_proj",
-    o: "vision_model.encoder.layers.{}.self_attn.out_proj",
-    ffn_norm: "vision_model.encoder.layers.{}.layer_norm2",
-    up: "vision_model.encoder.layers.{}.mlp.fc1",
-    down: "vision_model.encoder.layers.{}.mlp.fc2",
-    ..tensor_names::HF
+    ..tensor_names::HF.with(&[
+        (Slot::TokenEmbd, "vision_model.embeddings.patch_embedding"),
+        (Slot::PosEmbd, "vision_model.embeddings.position_embedding"),
+        (Slot::OutputNorm, "vision_model.post_layernorm"),
+        (Slot::AttnNorm, "vision_model.encoder.layers.{}.layer_norm1"),
+        (Slot::AttnQ, "vision_model.encoder.layers.{}.self_attn.q_proj"),
+        (Slot::AttnK, "vision_model.encoder.layers.{}.self_attn.k_proj"),
+        (Slot::AttnV, "vision_model.encoder.layers.{}.self_attn.v_proj"),
+        (Slot::AttnOut, "vision_model.encoder.layers.{}.self_attn.out_proj"),
+        (Slot::FfnNorm, "vision_model.encoder.layers.{}.layer_norm2"),
+        (Slot::FfnUp, "vision_model.encoder.layers.{}.mlp.fc1"),
+        (Slot::FfnDown, "vision_model.encoder.layers.{}.mlp.fc2"),
+    ])
 };
 
 /// Preprocessing without a center crop, pixel values scaled to [-1, 1].

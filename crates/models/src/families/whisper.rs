@@ -2,13 +2,12 @@
 
 use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
-use tallow_checkpoint::tensor_names::{self, CrossAttentionNames, Names};
+use tallow_checkpoint::tensor_names::{self, Names, Slot};
 use tallow_core::Activation;
 
 use super::{Declared, Seq2SeqFamily, common};
-use crate::encoder::Parts;
-use crate::encoder::spec::{AudioSpec, EncoderSpec};
-use crate::seq2seq::Seq2SeqSpec;
+use crate::spec::encoder::{AudioSpec, EncoderSpec};
+use crate::spec::seq2seq::Seq2SeqSpec;
 use crate::spec::{Bias, DenseDecoderSpec};
 
 pub(super) const FAMILIES: &[Declared] = &[Declared::Seq2Seq(&WHISPER)];
@@ -18,41 +17,42 @@ static WHISPER: Seq2SeqFamily = Seq2SeqFamily {
     hf: &["WhisperForConditionalGeneration"],
     encoder: Names {
         base: "model.",
-        positions: "model.encoder.embed_positions",
-        norm: "model.encoder.layer_norm",
-        mixer_norm: "model.encoder.layers.{}.self_attn_layer_norm",
-        q: "model.encoder.layers.{}.self_attn.q_proj",
-        k: "model.encoder.layers.{}.self_attn.k_proj",
-        v: "model.encoder.layers.{}.self_attn.v_proj",
-        o: "model.encoder.layers.{}.self_attn.out_proj",
-        ffn_norm: "model.encoder.layers.{}.final_layer_norm",
-        up: "model.encoder.layers.{}.fc1",
-        down: "model.encoder.layers.{}.fc2",
-        ..tensor_names::HF
+        ..tensor_names::HF.with(&[
+            (Slot::EncConv1, "model.encoder.conv1"),
+            (Slot::EncConv2, "model.encoder.conv2"),
+            (Slot::PosEmbd, "model.encoder.embed_positions"),
+            (Slot::OutputNorm, "model.encoder.layer_norm"),
+            (Slot::AttnNorm, "model.encoder.layers.{}.self_attn_layer_norm"),
+            (Slot::AttnQ, "model.encoder.layers.{}.self_attn.q_proj"),
+            (Slot::AttnK, "model.encoder.layers.{}.self_attn.k_proj"),
+            (Slot::AttnV, "model.encoder.layers.{}.self_attn.v_proj"),
+            (Slot::AttnOut, "model.encoder.layers.{}.self_attn.out_proj"),
+            (Slot::FfnNorm, "model.encoder.layers.{}.final_layer_norm"),
+            (Slot::FfnUp, "model.encoder.layers.{}.fc1"),
+            (Slot::FfnDown, "model.encoder.layers.{}.fc2"),
+        ])
     },
-    parts: Parts { types: "", embed_norm: "", audio_convs: ["model.encoder.conv1", "model.encoder.conv2"] },
     decoder: Names {
         base: "model.",
-        embed: "model.decoder.embed_tokens",
-        positions: "model.decoder.embed_positions",
-        norm: "model.decoder.layer_norm",
-        head: "proj_out",
-        mixer_norm: "model.decoder.layers.{}.self_attn_layer_norm",
-        q: "model.decoder.layers.{}.self_attn.q_proj",
-        k: "model.decoder.layers.{}.self_attn.k_proj",
-        v: "model.decoder.layers.{}.self_attn.v_proj",
-        o: "model.decoder.layers.{}.self_attn.out_proj",
-        cross_attention: CrossAttentionNames {
-            norm: "model.decoder.layers.{}.encoder_attn_layer_norm",
-            q: "model.decoder.layers.{}.encoder_attn.q_proj",
-            k: "model.decoder.layers.{}.encoder_attn.k_proj",
-            v: "model.decoder.layers.{}.encoder_attn.v_proj",
-            o: "model.decoder.layers.{}.encoder_attn.out_proj",
-        },
-        ffn_norm: "model.decoder.layers.{}.final_layer_norm",
-        up: "model.decoder.layers.{}.fc1",
-        down: "model.decoder.layers.{}.fc2",
-        ..tensor_names::HF
+        ..tensor_names::HF.with(&[
+            (Slot::TokenEmbd, "model.decoder.embed_tokens"),
+            (Slot::PosEmbd, "model.decoder.embed_positions"),
+            (Slot::OutputNorm, "model.decoder.layer_norm"),
+            (Slot::Output, "proj_out"),
+            (Slot::AttnNorm, "model.decoder.layers.{}.self_attn_layer_norm"),
+            (Slot::AttnQ, "model.decoder.layers.{}.self_attn.q_proj"),
+            (Slot::AttnK, "model.decoder.layers.{}.self_attn.k_proj"),
+            (Slot::AttnV, "model.decoder.layers.{}.self_attn.v_proj"),
+            (Slot::AttnOut, "model.decoder.layers.{}.self_attn.out_proj"),
+            (Slot::CrossAttnNorm, "model.decoder.layers.{}.encoder_attn_layer_norm"),
+            (Slot::CrossAttnQ, "model.decoder.layers.{}.encoder_attn.q_proj"),
+            (Slot::CrossAttnK, "model.decoder.layers.{}.encoder_attn.k_proj"),
+            (Slot::CrossAttnV, "model.decoder.layers.{}.encoder_attn.v_proj"),
+            (Slot::CrossAttnOut, "model.decoder.layers.{}.encoder_attn.out_proj"),
+            (Slot::FfnNorm, "model.decoder.layers.{}.final_layer_norm"),
+            (Slot::FfnUp, "model.decoder.layers.{}.fc1"),
+            (Slot::FfnDown, "model.decoder.layers.{}.fc2"),
+        ])
     },
     spare: &[],
     spec,

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use tallow_checkpoint::Checkpoint;
 use tallow_checkpoint::config::Config;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::{Backend, Result, StepPlan, Tensor};
 use tallow_text::generation::Generation;
 use tallow_text::tokenizer::Tokenizer;
@@ -13,23 +14,9 @@ use crate::Result as LoadResult;
 use crate::blocks::cache::LayerCache;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
-use crate::encoder::spec::EncoderSpec;
 use crate::families::{self, Seq2SeqFamily};
-use crate::spec::DecoderSpec;
-use crate::weights::{Common, Progress, Source, Weights, named};
-
-/// Architecture of an encoder-decoder model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Seq2SeqSpec {
-    /// The encoder.
-    pub encoder: EncoderSpec,
-    /// The decoder.
-    pub decoder: DecoderSpec,
-    /// Decoder start token.
-    pub start: u32,
-    /// Whether encoder and decoder share the token embedding.
-    pub shares_embedding: bool,
-}
+use crate::spec::seq2seq::Seq2SeqSpec;
+use crate::weights::{Common, Progress, Source, Weights};
 
 /// An encoder-decoder model as its files describe it.
 #[derive(Debug, Clone)]
@@ -59,7 +46,7 @@ impl Seq2SeqModel {
     fn source(&self) -> Source<'_> {
         let (dim, norm) = (self.spec.decoder.dim, self.spec.decoder.norm);
         let spec = Common { dim, norm, per_layer_dim: None };
-        Source { checkpoint: &self.checkpoint, names: self.family.encoder, spec, quantizing: None }
+        Source { checkpoint: &self.checkpoint, names: &self.family.encoder, spec, quantizing: None }
     }
 
     /// Whether it takes audio; otherwise it takes tokens.
@@ -99,12 +86,13 @@ impl<B: Backend> Seq2Seq<B> {
     pub fn load(b: &B, model: &Seq2SeqModel, progress: Progress<'_>) -> LoadResult<Seq2Seq<B>> {
         let (spec, family) = (&model.spec, model.family);
         let mut w = Weights::new(b, model.source(), progress);
-        let encoder = Encoder::read(&mut w, &spec.encoder, &family.parts, spec.encoder.context)?;
-        w.with_names(family.decoder);
+        let encoder = Encoder::read(&mut w, &spec.encoder, spec.encoder.context)?;
+        w.with_names(&family.decoder);
         let shared = encoder.embedding().filter(|_| spec.shares_embedding);
         let decoder = Decoder::read(&mut w, &spec.decoder, spec.decoder.context, shared)?;
         w.finish(family.name, |name| {
-            let tied_head = spec.decoder.tied_embeddings && name == named(family.decoder.head);
+            let tied_head = spec.decoder.tied_embeddings
+                && family.decoder.weight(Slot::Output, 0).as_deref() == Some(name);
             tied_head || family.spare.iter().any(|start| name.starts_with(start))
         })?;
         Ok(Seq2Seq { encoder, decoder })

@@ -1,12 +1,12 @@
 //! Weights of MoE experts: stored per expert, stacked in one tensor, or stacked with gate and up fused.
 
-use tallow_checkpoint::tensor_names::{EXPERT, Joint, of_layer};
+use tallow_checkpoint::tensor_names::{Index, Indices, Joint, Slot, named};
 use tallow_checkpoint::{Kind, Stored};
 use tallow_core::{Backend, Expert, LinearWeights, Memory, Norm, Weight};
 use tallow_quant::{Format, MXFP4};
 
 use super::transpose::{Transpose, plain};
-use super::{StreamCheck, Weights, named};
+use super::{StreamCheck, Weights};
 use crate::error::{LoadError, Result};
 use crate::spec::{Bias, FfnSpec};
 
@@ -70,7 +70,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// The norm in front of layer `i`'s router. Its weights are divided by `sqrt(dim)`, which scales the router's
     /// input.
     pub(crate) fn router_norm(&mut self, i: usize) -> Result<Norm<B>> {
-        let (name, spec) = (of_layer(self.names().router_norm, i), self.spec());
+        let (name, spec) = (self.weight_name((Slot::FfnGateInpNorm, i))?, self.spec());
         let mut weight = self.numbers(&name, &[spec.dim], 0.0)?;
         let by = 1.0 / (spec.dim as f32).sqrt();
         weight.iter_mut().for_each(|x| *x *= by);
@@ -80,28 +80,22 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// The experts of layer `i`.
     pub(crate) fn experts(&mut self, i: usize, count: usize, each: &FfnSpec) -> Result<Vec<Expert<B>>> {
         let (names, dim, width) = (self.names(), self.spec().dim, each.width);
-        let rows = names.expert_rows.map(|(up, down)| (of_layer(up, i), of_layer(down, i)));
-        let rows = rows.filter(|(up, _)| self.find(up).is_some());
-        let [ups, downs] = match (names.expert_joint, rows) {
-            (None, Some((up, down))) => {
-                let ups = self.in_rows(&up, [count, 2 * width, dim], each.bias)?;
-                [ups, self.in_rows(&down, [count, dim, width], each.bias)?]
-            }
-            (None, None) => {
-                let gates = self.apart((names.expert_gate, i), count, width, dim, each.bias)?;
-                let ups = self.apart((names.expert_up, i), count, width, dim, each.bias)?;
-                let ups = gates.into_iter().zip(ups).map(|(gate, up)| vec![gate, up]).collect();
-                [ups, alone(self.apart((names.expert_down, i), count, dim, width, each.bias)?)]
-            }
-            (Some((name, joint)), _) => {
-                let part = |half: usize| match joint {
-                    Joint::InTurn => Part { rows: width, first: half * width, step: 1 },
-                    Joint::Alternating => Part { rows: width, first: half, step: 2 },
-                };
-                let whole = Part { rows: dim, first: 0, step: 1 };
-                let ups = self.joint((name, i), count, dim, &[part(0), part(1)], each.bias)?;
-                [ups, self.joint((names.expert_down, i), count, width, &[whole], each.bias)?]
-            }
+        let [ups, downs] = if names.has(Slot::FfnGateUpExpsT) {
+            let part = |half: usize| match names.joint {
+                Joint::InTurn => Part { rows: width, first: half * width, step: 1 },
+                Joint::Alternating => Part { rows: width, first: half, step: 2 },
+            };
+            let whole = Part { rows: dim, first: 0, step: 1 };
+            let ups = self.joint((Slot::FfnGateUpExpsT, i), count, dim, &[part(0), part(1)], each.bias)?;
+            [ups, self.joint((Slot::FfnDownExps, i), count, width, &[whole], each.bias)?]
+        } else if self.has((Slot::FfnGateUpExps, i)) {
+            let ups = self.in_rows((Slot::FfnGateUpExps, i), [count, 2 * width, dim], each.bias)?;
+            [ups, self.in_rows((Slot::FfnDownExpsStacked, i), [count, dim, width], each.bias)?]
+        } else {
+            let gates = self.apart((Slot::FfnGateExps, i), count, width, dim, each.bias)?;
+            let ups = self.apart((Slot::FfnUpExps, i), count, width, dim, each.bias)?;
+            let ups = gates.into_iter().zip(ups).map(|(gate, up)| vec![gate, up]).collect();
+            [ups, alone(self.apart((Slot::FfnDownExps, i), count, dim, width, each.bias)?)]
         };
         let expert = |(up, mut down): (Vec<_>, Vec<_>)| down.pop().map(|down| Expert { up, down });
         Ok(ups.into_iter().zip(downs).filter_map(expert).collect())
@@ -110,21 +104,22 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// One linear layer per expert, stored per expert or stacked in one tensor [count, rows, cols].
     fn apart(
         &mut self,
-        (pattern, i): (&str, usize),
+        (slot, layer): (Slot, usize),
         count: usize,
         rows: usize,
         cols: usize,
         bias: Bias,
     ) -> Result<Vec<LinearWeights<B>>> {
-        let name = of_layer(pattern, i);
-        if name.contains(EXPERT) {
-            let each = |e: usize| {
-                let name = name.replace(EXPERT, &e.to_string());
+        let name = self.pattern(slot)?;
+        if name.has(Index::Expert) {
+            let each = |expert: usize| {
+                let name = name.fill(Indices { layer, expert, ..Indices::default() });
                 let layer = self.unbiased_linear(&named(&name), rows, cols)?;
-                Ok(LinearWeights { bias: self.bias(&name, rows, bias)?, ..layer })
+                Ok(LinearWeights { bias: self.bias(name.as_str(), rows, bias)?, ..layer })
             };
             return (0..count).map(each).collect();
         }
+        let name = name.fill(layer.into());
         let weights = {
             let name = named(&name);
             let stored = self.stored(&name, &[count, rows, cols])?;
@@ -139,8 +134,13 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// One linear layer per expert, stacked in one tensor `shape`: [count, rows, cols].
-    fn in_rows(&mut self, name: &str, shape: [usize; 3], bias: Bias) -> Result<Vec<Vec<LinearWeights<B>>>> {
-        let [count, rows, _] = shape;
+    fn in_rows(
+        &mut self,
+        of: (Slot, usize),
+        shape: [usize; 3],
+        bias: Bias,
+    ) -> Result<Vec<Vec<LinearWeights<B>>>> {
+        let (name, [count, rows, _]) = (&self.weight_name(of)?, shape);
         if bias == Bias::Yes {
             let why = "has experts with biases; those without are supported where all are in one tensor";
             return Err(LoadError::unsupported(self.path(), format!("tensor {name:?}"), why));
@@ -162,13 +162,13 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// Per expert, the linear layers fused in one tensor, such as gate and up.
     fn joint(
         &mut self,
-        (pattern, i): (&str, usize),
+        of: (Slot, usize),
         count: usize,
         cols: usize,
         parts: &[Part],
         bias: Bias,
     ) -> Result<Vec<Vec<LinearWeights<B>>>> {
-        let name = of_layer(pattern, i);
+        let name = self.name(of.into())?;
         let outputs = parts.iter().map(|p| p.rows).sum();
         let blocks = format!("{name}_blocks");
         let weights = match self.find(&blocks) {

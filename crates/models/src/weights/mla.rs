@@ -1,23 +1,30 @@
 //! MLA: the K and V up-projections of each head.
 
-use tallow_checkpoint::tensor_names::of_layer;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::{Backend, HostWeight, LinearWeights};
 
 use super::transpose::{Transpose, plain};
-use super::{StreamCheck, Weights, named, not_taken};
+use super::{StreamCheck, Weights, not_taken};
 use crate::Result;
-use crate::blocks::mla::MlaHead;
 use crate::spec::MlaSpec;
+
+/// A head's K and V up-projections.
+#[derive(Debug)]
+pub(crate) struct MlaHead<B: Backend> {
+    /// K up-projection, transposed: [kv_lora_rank, qk_nope_dim]
+    pub(crate) k: LinearWeights<B>,
+    /// V up-projection: [v_dim, kv_lora_rank]
+    pub(crate) v: LinearWeights<B>,
+}
 
 impl<B: Backend> Weights<'_, B> {
     /// The K and V up-projections of layer `i`'s heads, stored as two tensors (GGUF) or fused in one (`kv_b_proj`).
     pub(crate) fn latent_heads(&mut self, i: usize, spec: &MlaSpec) -> Result<Vec<MlaHead<B>>> {
-        let names = self.names().mla;
         let MlaSpec { q_heads: heads, kv_lora_rank, qk_nope_dim, v_dim, .. } = *spec;
-        if names.k.is_empty() {
-            return self.heads_of_one(&named(&of_layer(names.up, i)), spec);
+        if !self.names().has(Slot::AttnKB) {
+            return self.heads_of_one(&self.weight_name((Slot::AttnKvB, i))?, spec);
         }
-        let (k, v) = (named(&of_layer(names.k, i)), named(&of_layer(names.v, i)));
+        let (k, v) = (self.weight_name((Slot::AttnKB, i))?, self.weight_name((Slot::AttnVB, i))?);
         let stored = self.stored(&k, &[heads, kv_lora_rank, qk_nope_dim])?;
         let of_keys = self.stacked_weights(&k, stored, heads, kv_lora_rank)?;
         let stored = self.stored(&v, &[heads, v_dim, kv_lora_rank])?;

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use tallow_checkpoint::tensor_names::{Layout, Rate, of_layer};
+use tallow_checkpoint::tensor_names::{Layout, Rate, Slot, named};
 use tallow_checkpoint::{Kind, Stored};
 use tallow_core::{Backend, Heads, HostWeight, LinearWeight, LinearWeights, Memory, Tensor, Weight};
 use tallow_quant::Format;
 
-use super::{StreamCheck, Weights, named, not_taken, room};
+use super::{StreamCheck, Weights, not_taken, room};
 use crate::error::{LoadError, Result};
 use crate::spec::Bias;
 
@@ -15,21 +15,21 @@ use crate::spec::Bias;
 pub type Runs = Vec<Range<usize>>;
 
 impl<'a, B: Backend> Weights<'a, B> {
-    /// Linear layers fused in one tensor of layer `i`. Each of its rows belongs to exactly one of `parts`.
+    /// Linear layers fused in one tensor. Each of its rows belongs to exactly one of `parts`.
     pub(crate) fn parts(
         &mut self,
-        (pattern, i): (&str, usize),
+        of: (Slot, usize),
         parts: &[Runs],
         cols: usize,
         bias: Bias,
     ) -> Result<Vec<LinearWeights<B>>> {
-        let name = of_layer(pattern, i);
+        let name = self.name(of.into())?;
         let rows = parts.iter().flatten().map(Range::len).sum();
         let mut layers = self.part_layers(&named(&name), parts, [rows, cols])?;
         for (layer, runs) in layers.iter_mut().zip(parts) {
             layer.lora_target = Some(self.target(&name, (rows, cols), Some(runs.clone())));
         }
-        let Some(all) = self.bias_numbers(&name, rows, bias)? else { return Ok(layers) };
+        let Some(all) = self.bias_numbers(of.into(), rows, bias)? else { return Ok(layers) };
         let with_bias = |(layer, runs): (LinearWeights<B>, &Runs)| {
             let bias: Vec<f32> = runs.iter().flat_map(|run| &all[run.clone()]).copied().collect();
             Ok(LinearWeights { bias: Some(self.b.upload_row(&bias)?), ..layer })
@@ -96,28 +96,23 @@ impl<'a, B: Backend> Weights<'a, B> {
     /// Q, K and V of layer `i`, fused in one tensor.
     pub(crate) fn qkv(
         &mut self,
-        (pattern, i): (&str, usize),
+        i: usize,
         heads: Heads,
         cols: usize,
         bias: Bias,
     ) -> Result<LinearWeights<B>> {
         if self.names().layout != Layout::RowsByHead {
-            return self.linear((pattern, i), heads.qkv_cols(), cols, bias);
+            return self.linear((Slot::AttnQkv, i), heads.qkv_cols(), cols, bias);
         }
         // Here Q, K and V have equally many heads, and each head's three parts are adjacent.
         let runs = (0..3).flat_map(|part| by_head(heads, part, 3)).collect();
-        let mut one = self.parts((pattern, i), &[runs], cols, bias)?;
-        one.pop().ok_or_else(|| LoadError::bad(self.path(), of_layer(pattern, i), "is empty"))
+        let mut one = self.parts((Slot::AttnQkv, i), &[runs], cols, bias)?;
+        one.pop().ok_or_else(|| LoadError::bad(self.path(), "fused Q, K and V", "are empty"))
     }
 
     /// Causal convolution of layer `i`, transposed from the file's [cols, kernel]: [kernel, cols]
-    pub(crate) fn convolution(
-        &mut self,
-        (pattern, i): (&str, usize),
-        kernel: usize,
-        cols: usize,
-    ) -> Result<Tensor<B>> {
-        let name = named(&of_layer(pattern, i));
+    pub(crate) fn convolution(&mut self, i: usize, kernel: usize, cols: usize) -> Result<Tensor<B>> {
+        let name = self.weight_name((Slot::SsmConv1d, i))?;
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 2);
         let from = match flat {
             true => self.numbers(&name, &[cols, kernel], 0.0)?,
@@ -128,13 +123,9 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// Decay rate of each head of layer `i`'s gated delta rule.
-    pub(crate) fn rates(
-        &mut self,
-        (pattern, how): (&str, Rate),
-        i: usize,
-        heads: usize,
-    ) -> Result<Tensor<B>> {
-        let mut rates = self.numbers(&of_layer(pattern, i), &[heads], 0.0)?;
+    pub(crate) fn rates(&mut self, i: usize, heads: usize) -> Result<Tensor<B>> {
+        let (name, how) = (self.weight_name((Slot::SsmA, i))?, self.names().rate);
+        let mut rates = self.numbers(&name, &[heads], 0.0)?;
         rates.iter_mut().for_each(|x| match how {
             Rate::Logarithm => *x = x.exp(),
             Rate::Negative => *x = -*x,

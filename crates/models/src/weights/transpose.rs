@@ -1,10 +1,11 @@
 //! Weights stored in another order, such as transposed: a row of the file per input.
 
 use tallow_checkpoint::Stored;
+use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::{Backend, HostWeight, LinearWeights, TensorId, Weight};
 use tallow_quant::Format;
 
-use super::{StreamCheck, Weights, named, not_taken, room};
+use super::{StreamCheck, Weights, not_taken, room};
 use crate::error::{LoadError, Result};
 use crate::spec::Bias;
 
@@ -60,13 +61,8 @@ impl<B: Backend> Weights<'_, B> {
     }
 
     /// A 1D convolution with kernel size 3, as a linear layer over the 3 inputs side by side.
-    pub(crate) fn conv1d(
-        &mut self,
-        pattern: &str,
-        outputs: usize,
-        inputs: usize,
-    ) -> Result<LinearWeights<B>> {
-        let (name, shape) = (named(pattern), (outputs, 3 * inputs));
+    pub(crate) fn conv1d(&mut self, slot: Slot, outputs: usize, inputs: usize) -> Result<LinearWeights<B>> {
+        let (name, shape) = (self.weight_name(slot)?, (outputs, 3 * inputs));
         let (stored, format) = self.stored(&name, &[outputs, inputs, 3])?;
         plain(stored, &name, format)?;
         let weight = self.permuted(&name, &[outputs, inputs, 3], shape, |from, to| {
@@ -76,7 +72,7 @@ impl<B: Backend> Weights<'_, B> {
             let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
             rows.for_each(|(from, to)| turn.bytes(from, to));
         })?;
-        Ok(LinearWeights::new(weight, self.bias(pattern, outputs, Bias::Yes)?))
+        Ok(LinearWeights::new(weight, self.bias(slot, outputs, Bias::Yes)?))
     }
 }
 

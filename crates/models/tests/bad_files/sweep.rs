@@ -13,9 +13,9 @@ use tallow_core::{DType, Memory, Span, StateRows, Step, StepPlan};
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
-use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input};
 use tallow_models::seq2seq::Seq2Seq;
+use tallow_models::spec::encoder::Pooling;
 use tallow_models::{AnyModel, Model};
 
 use crate::{Dir, SPARE, length, memory};

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tallow_core::{Backend, Memory, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
-use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
+use tallow_models::spec::encoder::Pooling;
 use tallow_support::{ENCODERS, Golden, golden, json, minilm, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};
 

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tallow_core::Memory;
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
-use tallow_models::encoder::spec::Pooling;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
+use tallow_models::spec::encoder::Pooling;
 use tallow_support::{golden, json, tensors};
 
 /// Hugging Face tensor names and their GGUF names.

@@ -9,8 +9,8 @@ use tallow_core::{Backend, DType, Memory, Span, StateRows, Step, StepPlan, Tenso
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
-use tallow_models::blocks::rope::Scaling;
 use tallow_models::decoder::Decoder;
+use tallow_models::spec::rope::Scaling;
 use tallow_quant::Format;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};

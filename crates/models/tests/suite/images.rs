@@ -11,8 +11,8 @@ use tallow_core::{Backend, Memory, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_media::image::decode::decode;
 use tallow_models::encoder::PatchProcessor;
-use tallow_models::encoder::spec::{PatchSpec, Pooling};
 use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Truncation, shortened};
+use tallow_models::spec::encoder::{PatchSpec, Pooling};
 use tallow_support::{Golden, golden, image_encoder, json, needed, only_tensors, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
@@ -196,7 +196,7 @@ fn older_configs() {
     let model = open(&dir);
     assert!(matches!(
         model.spec.pooling_head.unwrap().pool,
-        tallow_models::encoder::spec::PoolKind::By(Pooling::Largest)
+        tallow_models::spec::encoder::PoolKind::By(Pooling::Largest)
     ));
     let far = case.distance(&cpu(), &model);
     assert!(far <= case.tolerance(), "off by {far}");

@@ -1,6 +1,7 @@
 //! Filters: `value | filter`.
 
 use super::Failure;
+use super::numbers::{too_large, whole_of};
 use super::run::{Done, Given, Run};
 use super::value::{Kind, Value, is_space};
 use super::{chars, html, json, methods};
@@ -107,7 +108,7 @@ impl Run<'_> {
                 let missing = usize::try_from(width).unwrap_or(0).saturating_sub(text.chars().count());
                 self.room(missing)?;
                 self.spend(missing)?;
-                self.text_like(centered(text, missing, ' '), safe)
+                self.text_like(methods::centered(text, missing, ' '), safe)
             }
             "truncate" => self.truncate(text, given),
             "wordcount" => {
@@ -118,7 +119,7 @@ impl Run<'_> {
             }
             "escape" | "e" | "forceescape" => {
                 self.room(text.len() * 5)?;
-                let done = if safe && name != "forceescape" { text.into() } else { escaped(text) };
+                let done = if safe && name != "forceescape" { text.into() } else { html::escaped(text) };
                 self.text_like(done, true)
             }
             "urlencode" => {
@@ -322,7 +323,7 @@ fn int(value: &Value, base: u32) -> Done<Option<i128>> {
             };
             let digits = digits.unwrap_or(unsigned);
             if !digits.is_empty() && digits.chars().all(|c| c.is_digit(base)) {
-                let number = i128::from_str_radix(digits, base).map_err(|_| super::ops::too_large())?;
+                let number = i128::from_str_radix(digits, base).map_err(|_| too_large())?;
                 return Ok(Some(if sign == "-" { -number } else { number }));
             }
             text.parse().ok().filter(|x: &f64| x.is_finite()).map(whole_of).transpose()
@@ -330,16 +331,6 @@ fn int(value: &Value, base: u32) -> Done<Option<i128>> {
         Value::Float(x) if !x.is_finite() => Ok(None),
         Value::Float(x) => whole_of(*x).map(Some),
         value => Ok(value.as_int()),
-    }
-}
-
-/// A float truncated to an integer.
-pub(super) fn whole_of(x: f64) -> Done<i128> {
-    // 2^127: larger integers are not supported.
-    if x.abs() < 170_141_183_460_469_231_731_687_303_715_884_105_728.0 {
-        Ok(x as i128)
-    } else {
-        Err(super::ops::too_large())
     }
 }
 
@@ -371,29 +362,6 @@ fn titled(text: &str) -> String {
             out.extend(c.to_uppercase());
         } else {
             out.extend(c.to_lowercase());
-        }
-    }
-    out
-}
-
-/// Text with `missing` fill characters around it, divided as Python's `str.center` does.
-pub(super) fn centered(text: &str, missing: usize, fill: char) -> String {
-    let width = missing + text.chars().count();
-    let left = missing / 2 + (missing & width & 1);
-    let fills = |count: usize| std::iter::repeat_n(fill, count).collect::<String>();
-    [&fills(left), text, &fills(missing - left)].concat()
-}
-
-pub(super) fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&#34;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
         }
     }
     out

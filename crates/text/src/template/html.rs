@@ -1,7 +1,6 @@
 //! Filters for HTML.
 
 use super::Failure;
-use super::filters::escaped;
 use super::run::{Done, Run};
 use super::value::{Value, is_space};
 
@@ -95,4 +94,20 @@ pub(super) fn file_size(bytes: f64, binary: bool) -> String {
     }
     let power = (2..9).find(|power| bytes < base.powi(*power)).unwrap_or(9);
     format!("{:.1} {}", base * bytes / base.powi(power), units[power as usize - 2])
+}
+
+/// Text with the characters escaped that HTML reserves.
+pub(super) fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
 }

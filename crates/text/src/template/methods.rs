@@ -402,7 +402,7 @@ impl Text<'_, '_, '_> {
         }
         let escaped = |text: &super::value::Text| match text.safe {
             true => text.text.clone(),
-            false => super::filters::escaped(text),
+            false => super::html::escaped(text),
         };
         let Value::Str(done) = replaced(self.run, self.text, &escaped(&from.of), &escaped(&to.of), most)?
         else {
@@ -448,7 +448,7 @@ impl Text<'_, '_, '_> {
         let padded = match self.name {
             "ljust" => self.text.to_owned() + &fills(missing),
             "rjust" => fills(missing) + self.text,
-            "center" => super::filters::centered(self.text, missing, fill),
+            "center" => centered(self.text, missing, fill),
             _ => {
                 let unsigned = self.text.strip_prefix(['-', '+']).unwrap_or(self.text);
                 [&self.text[..self.text.len() - unsigned.len()], &fills(missing), unsigned].concat()
@@ -530,4 +530,12 @@ pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
         parts.push(rest);
     }
     parts
+}
+
+/// Text with `missing` fill characters around it, divided as Python's `str.center` does.
+pub(super) fn centered(text: &str, missing: usize, fill: char) -> String {
+    let width = missing + text.chars().count();
+    let left = missing / 2 + (missing & width & 1);
+    let fills = |count: usize| std::iter::repeat_n(fill, count).collect::<String>();
+    [&fills(left), text, &fills(missing - left)].concat()
 }

@@ -21,6 +21,7 @@ mod lex;
 mod lists;
 mod methods;
 mod now;
+mod numbers;
 mod objects;
 mod ops;
 mod parse;

@@ -1,17 +1,8 @@
 //! `cycler` and `joiner`: functions that return objects with state.
 
 use super::Failure;
-use super::run::{Done, Given, Run};
+use super::run::{Done, Given, Object, Run};
 use super::value::Value;
-
-/// An object with state; values refer to it by its index in `Run::objects`.
-#[derive(Debug)]
-pub(super) enum Object {
-    /// Cycles through a list.
-    Cycler { items: Value, at: usize },
-    /// Returns empty text on the first call, and the separator afterwards.
-    Joiner { between: Value, used: bool },
-}
 
 impl Run<'_> {
     /// `cycler(...)` or `joiner(...)`.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use super::Failure;
 use super::ast::Operator;
+use super::numbers::too_large;
 use super::run::{Done, Run};
 use super::value::Value;
 
@@ -27,10 +28,6 @@ impl Failure {
             )),
         }
     }
-}
-
-pub(super) fn too_large() -> Failure {
-    Failure::Limit("works with too large a number")
 }
 
 impl Run<'_> {
@@ -70,7 +67,7 @@ impl Run<'_> {
             (Operator::Add, Value::Str(a), Value::Str(b)) => {
                 let safe = a.of.safe || b.of.safe;
                 let part = |text: &super::value::Text| match safe && !text.safe {
-                    true => super::filters::escaped(text),
+                    true => super::html::escaped(text),
                     false => text.text.clone(),
                 };
                 self.room((a.of.len() + b.of.len()).saturating_mul(if safe { 5 } else { 1 }))

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::ast::{Body, Call, Expr, Link, Loop as LoopNode, Macro, Operator, Statement, Target, What};
-use super::objects::Object;
 use super::value::{Closure, Dict, Kind, List, Loop, MOST_NESTED, Meter, Metered, Text, Value};
 use super::{Failure, LEAST_WORK, MOST_MEMORY, MOST_OUTPUT, MOST_WORK, Now, WORK_PER_BYTE};
 
@@ -76,6 +75,15 @@ impl Space {
             }
         }
     }
+}
+
+/// An object with state; values refer to it by its index in `Run::objects`.
+#[derive(Debug)]
+pub(super) enum Object {
+    /// Cycles through a list.
+    Cycler { items: Value, at: usize },
+    /// Returns empty text on the first call, and the separator afterwards.
+    Joiner { between: Value, used: bool },
 }
 
 /// How the execution of a body ended.

@@ -309,7 +309,7 @@ pub(super) fn write_old(run: &mut Run<'_>, value: &Value, spec: &Spec, out: &mut
         'd' | 'i' | 'u' | 'x' | 'X' | 'o' => {
             let number = match (value, value.as_int()) {
                 (_, Some(number)) => number,
-                (Value::Float(x), _) if matches!(kind, 'd' | 'i' | 'u') => super::filters::whole_of(*x)?,
+                (Value::Float(x), _) if matches!(kind, 'd' | 'i' | 'u') => super::numbers::whole_of(*x)?,
                 _ => return Err(operand()),
             };
             let mut digits = whole(number, spec.kind, spec.alternate);

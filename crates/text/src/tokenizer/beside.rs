@@ -8,7 +8,7 @@ use tallow_checkpoint::{FileError, Result};
 
 use super::added::AddedToken;
 use super::vocab::MOST_IDS;
-use super::{ends, json, shorten};
+use super::{ends, files, shorten};
 
 /// `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json`; each is null if the file is missing.
 pub(super) struct Beside {
@@ -22,7 +22,7 @@ impl Beside {
     pub(super) fn read(folder: &Path) -> Result<Beside> {
         let read = |name: &str| {
             let path = folder.join(name);
-            match json::read(&path) {
+            match files::read(&path) {
                 Ok(bytes) => {
                     serde_json::from_slice::<Value>(&bytes).map_err(|e| FileError::bad(&path, "its JSON", e))
                 }

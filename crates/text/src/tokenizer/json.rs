@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
-use tallow_checkpoint::regular;
 use tallow_checkpoint::{FileError, Result};
 
 use super::added::{Added, AddedToken};
@@ -16,15 +15,13 @@ use super::bpe::{Bpe, Dialect, Options};
 use super::cut::Cutter;
 use super::decode::Stage;
 use super::field::Field;
+use super::files::read;
 use super::frame::Frame;
 use super::normalize::Normalizer;
 use super::unigram::{self, Unigram};
 use super::vocab::{MOST_IDS, Vocab};
 use super::wordpiece::{self, Marks, WordPiece};
 use super::{Model, Parts, Tokenizer, ends, shorten};
-
-/// Maximum size of a file. The largest real ones have some 40 MB.
-const MOST_FILE: u64 = 512 << 20;
 
 /// A `tokenizer.json`. The model is kept as raw JSON until its kind is known.
 #[derive(serde::Deserialize)]
@@ -90,16 +87,6 @@ struct ModelFile<'a> {
     ignore_merges: Option<bool>,
     #[serde(default)]
     max_input_chars_per_word: Option<usize>,
-}
-
-/// A file's bytes, if it is not too large.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    let size = regular(path)?.len();
-    if size > MOST_FILE {
-        let why = format!("has {size} bytes; a tokenizer's file of at most {MOST_FILE} is read");
-        return Err(FileError::bad(path, "its size", why));
-    }
-    std::fs::read(path).map_err(|e| FileError::io(path, e))
 }
 
 fn text(path: &Path) -> Result<String> {

@@ -13,6 +13,7 @@ mod cut;
 mod decode;
 mod ends;
 mod field;
+mod files;
 mod frame;
 mod gguf;
 mod json;

@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 
 use tallow_core::{Backend, DType, Memory, Tensor};
-use tallow_models::encoder::spec::{CHANNELS, Pooling};
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Texts, shortened};
+use tallow_models::spec::encoder::{CHANNELS, Pooling};
 
 use super::Tensors;
 use super::given::Given;

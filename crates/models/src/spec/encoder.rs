@@ -4,8 +4,8 @@
 use tallow_core::Activation;
 pub use tallow_media::image::{CHANNELS, ImageDefaults};
 
-use crate::blocks::rope::RopeSpec;
-use crate::spec::{Bias, DenseDecoderSpec, DenseLayerSpec, NormSpec};
+use super::rope::RopeSpec;
+use super::{Bias, DenseDecoderSpec, DenseLayerSpec, NormSpec};
 
 /// An encoder: embeddings and their norm, layers, optional final norm, optional head.
 #[derive(Debug, Clone, PartialEq)]
@@ -119,8 +119,8 @@ impl PatchSpec {
 pub struct PoolingHeadSpec {
     /// How hidden states are pooled.
     pub pool: PoolKind,
-    /// Name of the norm, if there is one.
-    pub norm: Option<&'static str>,
+    /// Whether the encoder's last norm is applied to what was pooled.
+    pub norm: bool,
     /// The projection, if there is one.
     pub project: Option<Projection>,
 }
@@ -215,7 +215,7 @@ pub enum Pooling {
 
 impl Pooling {
     /// Index of the selected token; `None` if all tokens take part.
-    pub(super) fn place(self, tokens: &[u32]) -> Option<usize> {
+    pub(crate) fn place(self, tokens: &[u32]) -> Option<usize> {
         match self {
             Pooling::Mean | Pooling::RootMean | Pooling::WeightedMean | Pooling::Max => None,
             Pooling::First => Some(0),

@@ -4,7 +4,7 @@ use crate::ops::{
     Activate, Attend, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite, Matmul,
     Normalize, PermuteCols, Rope, Route, TopK, TopKOut,
 };
-use crate::{Backend, DType, Reading, Result, Tensor, Trace};
+use crate::{Backend, DType, Memory, Reading, Result, Tensor, Trace};
 
 /// A backend without memory or arithmetic: models run on it to show which ops they launch and that shapes fit.
 /// Reads return zeros.
@@ -19,16 +19,8 @@ impl Null {
     }
 }
 
-impl Backend for Null {
+impl Memory for Null {
     type Buf = ();
-
-    fn label(&self) -> String {
-        "null".into()
-    }
-
-    fn trace(&self) -> &Trace {
-        &self.trace
-    }
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         Ok(Tensor::whole((), dtype, rows, cols))
@@ -44,6 +36,16 @@ impl Backend for Null {
             r.to.fill(0);
             Ok(())
         })
+    }
+}
+
+impl Backend for Null {
+    fn label(&self) -> String {
+        "null".into()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.trace
     }
 
     fn copy(&self, _op: &Copy<'_, Self>) -> Result<()> {

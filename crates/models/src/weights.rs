@@ -20,8 +20,7 @@ use tallow_checkpoint::grouped::Grouped;
 use tallow_checkpoint::tensor_names::{Layout, Names, is_redundant, of_layer};
 use tallow_checkpoint::{Checkpoint, Kind, Stored};
 use tallow_core::{
-    Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, TensorId,
-    Weight,
+    Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Norm, Tensor, TensorId, Weight,
 };
 use tallow_quant::Format;
 

@@ -3,8 +3,8 @@ use half::{bf16, f16};
 use super::{Bench, Host, Outcome, ensure, text};
 use crate::ops::{CausalConv, Copy, Epilogue, GatedDelta, Matmul, Normalize, TopK};
 use crate::{
-    Backend, DType, Decay, DeltaHeads, Elem, Error, Format, HostWeight, Memory, Norm, NormKind, Sharing,
-    Span, StateRows, Step, StepPlan,
+    Backend, DType, Decay, DeltaHeads, Elem, Error, Format, HostWeight, Norm, NormKind, Sharing, Span,
+    StateRows, Step, StepPlan,
 };
 
 fn round_trip<B: Backend, T: Elem + PartialEq + std::fmt::Debug>(t: &Bench<'_, B>, data: [T; 6]) -> Outcome {

@@ -24,7 +24,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tallow_quant::Format;
 
-use crate::{Backend, Elem, HostWeight, Memory, Result as CoreResult, Tensor, Weight};
+use crate::{Backend, Elem, HostWeight, Result as CoreResult, Tensor, Weight};
 
 /// Result of a case; `Err` describes the failure.
 pub type Outcome = Result<(), String>;

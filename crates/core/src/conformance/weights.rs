@@ -1,7 +1,7 @@
 use super::oracle::{EPS, Product};
 use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{Dequant, Embed, Epilogue, Linear, Matmul};
-use crate::{Backend, Format, LinearWeights, Memory, compose};
+use crate::{Backend, Format, LinearWeights, compose};
 
 /// Row widths that a format can store, odd ones where possible.
 fn widths(format: Format) -> &'static [usize] {

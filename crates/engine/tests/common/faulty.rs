@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use tallow_core::ops::*;
-use tallow_core::{Backend, DType, Error, Reading, Result, Tensor, Trace};
+use tallow_core::{Backend, DType, Error, Memory, Reading, Result, Tensor, Trace};
 
 /// A kernel panics at this token.
 pub(crate) const PANICS: u32 = 13;
@@ -67,16 +67,8 @@ fn f32s(t: &Tensor<Faulty>) -> Vec<f32> {
     elements(t).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-impl Backend for Faulty {
+impl Memory for Faulty {
     type Buf = Bytes;
-
-    fn label(&self) -> String {
-        "faulty".into()
-    }
-
-    fn trace(&self) -> &Trace {
-        &self.trace
-    }
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         let bytes = Rc::new(RefCell::new(vec![0; rows * cols * dtype.size()]));
@@ -98,6 +90,16 @@ impl Backend for Faulty {
         let shapes = wanted.iter().map(|reading| (reading.from.rows(), reading.from.cols()));
         self.reads.borrow_mut().push(shapes.collect());
         Ok(())
+    }
+}
+
+impl Backend for Faulty {
+    fn label(&self) -> String {
+        "faulty".into()
+    }
+
+    fn trace(&self) -> &Trace {
+        &self.trace
     }
 
     fn copy(&self, _: &Copy<'_, Self>) -> Result<()> {

@@ -2,7 +2,7 @@
 //! GEMM.
 
 use tallow_core::ops::{Activate, Copy, Epilogue, IndexMode, IndexRows, Linear};
-use tallow_core::{Activation, Backend, DType, LinearWeights, Memory, Result, Tensor};
+use tallow_core::{Activation, Backend, DType, LinearWeights, Result, Tensor};
 
 use super::spec::AudioSpec;
 use crate::Result as LoadResult;

@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::tensor_names::Names;
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Linear};
-use tallow_core::{Backend, LinearWeights, Memory, Result, Tensor};
+use tallow_core::{Backend, LinearWeights, Result, Tensor};
 
 use super::spec::{CHANNELS, PatchSpec};
 use crate::Result as LoadResult;

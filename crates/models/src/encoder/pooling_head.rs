@@ -1,9 +1,7 @@
 //! [`PoolingHead`]: from hidden states to the vector of a text or an image, where the model has a pooling of its own.
 
 use tallow_core::ops::{Attend, Epilogue, IndexMode, IndexRows, Linear, Normalize, QkvPrep};
-use tallow_core::{
-    AttnSpec, Backend, Heads, LinearWeights, Memory, Norm, Result, Span, Step, StepPlan, Tensor,
-};
+use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, Result, Span, Step, StepPlan, Tensor};
 
 use super::spec::{EncoderSpec, PoolKind, PoolingHeadSpec};
 use super::{PAGE, Texts, pool};

@@ -10,8 +10,8 @@ use tallow_core::ops::{
 };
 use tallow_core::{
     Activation, AttnSpec, Backend, DType, Decay, DeltaHeads, Format, Groups, Heads, HostWeight, LayerKv,
-    LinearWeights, Norm, NormKind, QkNorm, RopePairs, RopeTable, Routing, Scores, Sharing, Span, StateRows,
-    Step, StepPlan, Tensor, Weight,
+    LinearWeights, Memory, Norm, NormKind, QkNorm, RopePairs, RopeTable, Routing, Scores, Sharing, Span,
+    StateRows, Step, StepPlan, Tensor, Weight,
 };
 
 use super::translate;

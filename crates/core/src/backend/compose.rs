@@ -20,11 +20,6 @@ use crate::{
 /// Rows of a weight dequantized at a time: enough to keep a device busy, few enough for a small buffer.
 const TILE: usize = 256;
 
-/// Zeros a contiguous tensor by uploading zeros.
-pub fn zero<B: Backend>(b: &B, t: &Tensor<B>) -> Result<()> {
-    b.write(t, &vec![0; t.bytes()])
-}
-
 /// Checks that the weight has as many bytes as its format and shape require.
 pub fn check_weight(weight: &HostWeight<'_>) -> Result<()> {
     let HostWeight { format, rows, cols, bytes, .. } = *weight;
@@ -228,7 +223,16 @@ pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
         };
         sum = b.run(Eltwise { x: &sum, op: EltwiseOp::Add(&y) })?;
     }
-    op.epilogue.apply(b, sum)
+    apply(b, &op.epilogue, sum)
+}
+
+/// An epilogue as separate element-wise ops.
+pub(crate) fn apply<B: Backend>(b: &B, epilogue: &Epilogue<'_, B>, x: Tensor<B>) -> Result<Tensor<B>> {
+    let mut then = Vec::new();
+    then.extend((epilogue.scale != 1.0).then_some(EltwiseOp::Scale(epilogue.scale)));
+    then.extend(epilogue.softcap.map(EltwiseOp::SoftCap));
+    then.extend(epilogue.residual.map(EltwiseOp::Add));
+    then.into_iter().try_fold(x, |x, op| b.run(Eltwise { x: &x, op }))
 }
 
 /// Gathers the output rows, then norm and LM head.

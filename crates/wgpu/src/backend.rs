@@ -5,9 +5,7 @@ use tallow_core::ops::{
     IndexRows, KvWrite, Linear, LinearMany, Matmul, Normalize, PermuteCols, QkvPrep, Rope, Route, TopK,
     TopKOut,
 };
-use tallow_core::{
-    Backend, DType, HostWeight, Memory, Result, Tensor, Trace, Weight, compose,
-};
+use tallow_core::{Backend, DType, HostWeight, Memory, Result, Tensor, Trace, Weight, compose};
 
 use crate::device::Wgpu;
 use crate::kernels::linear::Product;

@@ -7,7 +7,7 @@ use tallow_core::{DType, Error, Memory, Reading, Result, Tensor, Trace};
 
 use crate::gpu::{Block, Counts, Device, Found, Gpu};
 
-/// Most blocks of a tensor: kernels that bind all of them have a fixed number of bindings.
+/// Most blocks of a tensor other than a weight: kernels that bind all of them have a fixed number of bindings.
 pub(crate) const MAX_BLOCKS: usize = 4;
 
 /// A GPU as a backend.
@@ -89,7 +89,7 @@ impl Wgpu {
         Ok(Buf { blocks, rows: each, bytes })
     }
 
-    /// An `f32` tensor for a result.
+    /// An `f32` tensor for the result of an op.
     pub(crate) fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
         self.alloc(DType::F32, rows, cols)
     }

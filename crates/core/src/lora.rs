@@ -33,27 +33,27 @@ pub struct Adapter<B: Memory> {
 
 impl<B: Memory> Adapter<B> {
     /// Builds an adapter from its factors by target.
-    pub fn new(parts: BTreeMap<LoraTarget, LoraPair<B>>) -> Adapter<B> {
-        let mut by_site = Vec::new();
-        for (LoraTarget(site), part) in parts {
-            by_site.resize_with(site as usize, || None);
-            by_site.push(Some(part));
+    pub fn new(by_target: BTreeMap<LoraTarget, LoraPair<B>>) -> Adapter<B> {
+        let mut pairs = Vec::new();
+        for (LoraTarget(target), pair) in by_target {
+            pairs.resize_with(target as usize, || None);
+            pairs.push(Some(pair));
         }
-        Adapter { pairs: by_site }
+        Adapter { pairs }
     }
 
     /// The factors for a target, if the adapter has any.
-    pub fn pair(&self, site: LoraTarget) -> Option<&LoraPair<B>> {
-        self.pairs.get(site.0 as usize)?.as_ref()
+    pub fn pair(&self, target: LoraTarget) -> Option<&LoraPair<B>> {
+        self.pairs.get(target.0 as usize)?.as_ref()
     }
 
     /// Bytes on the device; a shared `lora_a` counts once.
     pub fn bytes(&self) -> usize {
         let mut seen = BTreeSet::new();
-        let parts = || self.pairs.iter().flatten();
-        let downs = parts().filter(|part| seen.insert(Rc::as_ptr(&part.a)));
-        let downs: usize = downs.map(|part| part.a.bytes()).sum();
-        downs + parts().map(|part| part.b.bytes()).sum::<usize>()
+        let pairs = || self.pairs.iter().flatten();
+        let distinct = pairs().filter(|pair| seen.insert(Rc::as_ptr(&pair.a)));
+        let lora_a: usize = distinct.map(|pair| pair.a.bytes()).sum();
+        lora_a + pairs().map(|pair| pair.b.bytes()).sum::<usize>()
     }
 }
 

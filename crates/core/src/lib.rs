@@ -6,31 +6,30 @@
 //! [`compose`], which is also the oracle that overrides are tested against.
 
 mod backend;
-pub mod compose;
 pub mod conformance;
 mod dtype;
 mod error;
 mod lora;
+mod memory;
 mod null;
 mod observe;
 pub mod ops;
 mod plan;
-mod tensor;
 mod trace;
 mod weight;
 
-pub use backend::{Backend, Memory, Reading};
+pub use backend::{Backend, Dispatch, compose};
 pub use dtype::{DType, Elem};
 pub use error::{Error, Refusal, Result};
-pub use lora::{Adapter, LoraPair, LoraRows, LoraTarget};
+pub use lora::{Adapter, LoraPair, LoraRows};
+pub use memory::{Memory, Reading, Tensor};
 pub use null::Null;
-pub use observe::{Observed, Observer, TensorId};
+pub use observe::{Observed, Observer};
 pub use plan::{LayerKv, LayerState, Span, StateRows, Step, StepPlan};
 pub use tallow_quant::Format;
-pub use tensor::Tensor;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
     Activation, AttnSpec, Decay, DeltaHeads, Expert, Groups, Heads, HostWeight, LinearWeight, LinearWeights,
-    Norm, NormKind, QkNorm, ReleaseRows, RopePairs, RopeTable, Routing, RoutingWeightOn, Scores, Sharing,
-    Weight,
+    LoraTarget, Norm, NormKind, QkNorm, ReleaseRows, RopePairs, RopeTable, Routing, RoutingWeightOn, Scores,
+    Sharing, TensorId, Weight,
 };

@@ -4,15 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::{Backend, Weight};
-
-/// Index of a linear layer among a model's LoRA targets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LoraTarget(pub u32);
+use crate::{LoraTarget, Memory, Weight};
 
 /// LoRA factors of one linear layer's delta: `scale * b · a`.
 #[derive(Debug)]
-pub struct LoraPair<B: Backend> {
+pub struct LoraPair<B: Memory> {
     /// [rank, inputs] (`lora_a`). Shared by layers that are parts of one checkpoint tensor.
     pub a: Rc<Weight<B>>,
     /// [outputs, rank] (`lora_b`)
@@ -21,7 +17,7 @@ pub struct LoraPair<B: Backend> {
     pub scale: f32,
 }
 
-impl<B: Backend> LoraPair<B> {
+impl<B: Memory> LoraPair<B> {
     /// LoRA rank.
     pub fn rank(&self) -> usize {
         self.a.rows()
@@ -30,40 +26,40 @@ impl<B: Backend> LoraPair<B> {
 
 /// A LoRA adapter on the device: factors for some of a model's linear layers.
 #[derive(Debug)]
-pub struct Adapter<B: Backend> {
+pub struct Adapter<B: Memory> {
     /// Indexed by [`LoraTarget`], because every layer of every step looks one up.
     pairs: Vec<Option<LoraPair<B>>>,
 }
 
-impl<B: Backend> Adapter<B> {
+impl<B: Memory> Adapter<B> {
     /// Builds an adapter from its factors by target.
-    pub fn new(parts: BTreeMap<LoraTarget, LoraPair<B>>) -> Adapter<B> {
-        let mut by_site = Vec::new();
-        for (LoraTarget(site), part) in parts {
-            by_site.resize_with(site as usize, || None);
-            by_site.push(Some(part));
+    pub fn new(by_target: BTreeMap<LoraTarget, LoraPair<B>>) -> Adapter<B> {
+        let mut pairs = Vec::new();
+        for (LoraTarget(target), pair) in by_target {
+            pairs.resize_with(target as usize, || None);
+            pairs.push(Some(pair));
         }
-        Adapter { pairs: by_site }
+        Adapter { pairs }
     }
 
     /// The factors for a target, if the adapter has any.
-    pub fn pair(&self, site: LoraTarget) -> Option<&LoraPair<B>> {
-        self.pairs.get(site.0 as usize)?.as_ref()
+    pub fn pair(&self, target: LoraTarget) -> Option<&LoraPair<B>> {
+        self.pairs.get(target.0 as usize)?.as_ref()
     }
 
     /// Bytes on the device; a shared `lora_a` counts once.
     pub fn bytes(&self) -> usize {
         let mut seen = BTreeSet::new();
-        let parts = || self.pairs.iter().flatten();
-        let downs = parts().filter(|part| seen.insert(Rc::as_ptr(&part.a)));
-        let downs: usize = downs.map(|part| part.a.bytes()).sum();
-        downs + parts().map(|part| part.b.bytes()).sum::<usize>()
+        let pairs = || self.pairs.iter().flatten();
+        let distinct = pairs().filter(|pair| seen.insert(Rc::as_ptr(&pair.a)));
+        let lora_a: usize = distinct.map(|pair| pair.a.bytes()).sum();
+        lora_a + pairs().map(|pair| pair.b.bytes()).sum::<usize>()
     }
 }
 
 /// A range of a step's rows and their LoRA adapter.
 #[derive(Debug)]
-pub struct LoraRows<B: Backend> {
+pub struct LoraRows<B: Memory> {
     /// Row range.
     pub rows: Range<usize>,
     /// The adapter of these rows.
@@ -73,14 +69,14 @@ pub struct LoraRows<B: Backend> {
 }
 
 // By hand: deriving would ask for `B: Clone`.
-impl<B: Backend> Clone for LoraRows<B> {
+impl<B: Memory> Clone for LoraRows<B> {
     fn clone(&self) -> Self {
         LoraRows { rows: self.rows.clone(), adapter: self.adapter.clone(), scale: self.scale }
     }
 }
 
 /// Whether the row ranges are ascending, disjoint and within `rows`.
-pub(crate) fn in_order<B: Backend>(adapted: &[LoraRows<B>], rows: usize) -> bool {
+pub(crate) fn in_order<B: Memory>(adapted: &[LoraRows<B>], rows: usize) -> bool {
     let ends = adapted.iter().map(|a| a.rows.end);
     let starts = adapted.iter().map(|a| a.rows.start).skip(1).chain([rows]);
     adapted.iter().all(|a| a.rows.start <= a.rows.end) && ends.zip(starts).all(|(end, start)| end <= start)

@@ -1,10 +1,82 @@
 //! [`Null`]: a backend that checks and records ops but computes nothing.
 
-use crate::ops::{
-    Activate, Attend, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite, Matmul,
-    Normalize, PermuteCols, Rope, Route, TopK, TopKOut,
-};
-use crate::{Backend, DType, Reading, Result, Tensor, Trace};
+use crate::ops::{Embed, TopK, TopKOut};
+use crate::{Backend, DType, Memory, Reading, Result, Tensor, Trace};
+
+/// Required methods of a backend that computes nothing: each op returns what `alloc` does. `embed` and `topk`, where a
+/// step begins and ends, are the backend's own.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! null_ops {
+    () => {
+        fn copy(&self, _op: &$crate::ops::Copy<'_, Self>) -> $crate::Result<()> {
+            Ok(())
+        }
+
+        fn sync(&self) -> $crate::Result<()> {
+            Ok(())
+        }
+
+        fn normalize(&self, op: &$crate::ops::Normalize<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.x.rows(), op.x.cols())
+        }
+
+        fn matmul(&self, op: &$crate::ops::Matmul<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.x.rows(), op.weight.rows())
+        }
+
+        fn dequant(&self, op: &$crate::ops::Dequant<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.rows.len(), op.w.cols())
+        }
+
+        fn rope(&self, op: &$crate::ops::Rope<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.x.rows(), op.x.cols())
+        }
+
+        fn kv_write(&self, _op: &$crate::ops::KvWrite<'_, Self>) -> $crate::Result<()> {
+            Ok(())
+        }
+
+        fn attend(&self, op: &$crate::ops::Attend<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.q.rows(), op.q.cols())
+        }
+
+        fn activate(&self, op: &$crate::ops::Activate<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.gate.rows(), op.gate.cols())
+        }
+
+        fn eltwise(&self, op: &$crate::ops::Eltwise<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.x.rows(), op.x.cols())
+        }
+
+        fn index_rows(&self, op: &$crate::ops::IndexRows<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            match op.mode {
+                $crate::ops::IndexMode::Gather => {
+                    self.alloc($crate::DType::F32, op.indices.cols(), op.x.cols())
+                }
+                $crate::ops::IndexMode::ScatterAdd(into) => Ok(into.clone()),
+            }
+        }
+
+        fn permute_cols(
+            &self,
+            op: &$crate::ops::PermuteCols<'_, Self>,
+        ) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.x.rows(), op.indices.cols())
+        }
+
+        fn route(&self, op: &$crate::ops::Route<'_, Self>) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.logits.rows(), op.logits.cols())
+        }
+
+        fn gated_delta(
+            &self,
+            op: &$crate::ops::GatedDelta<'_, Self>,
+        ) -> $crate::Result<$crate::Tensor<Self>> {
+            self.alloc($crate::DType::F32, op.v.rows(), op.v.cols())
+        }
+    };
+}
 
 /// A backend without memory or arithmetic: models run on it to show which ops they launch and that shapes fit.
 /// Reads return zeros.
@@ -13,22 +85,8 @@ pub struct Null {
     trace: Trace,
 }
 
-impl Null {
-    fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Null>> {
-        self.alloc(DType::F32, rows, cols)
-    }
-}
-
-impl Backend for Null {
+impl Memory for Null {
     type Buf = ();
-
-    fn label(&self) -> String {
-        "null".into()
-    }
-
-    fn trace(&self) -> &Trace {
-        &self.trace
-    }
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         Ok(Tensor::whole((), dtype, rows, cols))
@@ -45,72 +103,26 @@ impl Backend for Null {
             Ok(())
         })
     }
+}
 
-    fn copy(&self, _op: &Copy<'_, Self>) -> Result<()> {
-        Ok(())
+impl Backend for Null {
+    fn label(&self) -> String {
+        "null".into()
     }
 
-    fn sync(&self) -> Result<()> {
-        Ok(())
+    fn trace(&self) -> &Trace {
+        &self.trace
     }
+
+    null_ops!();
 
     fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.ids.cols(), op.table.cols())
-    }
-
-    fn normalize(&self, op: &Normalize<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.x.cols())
-    }
-
-    fn matmul(&self, op: &Matmul<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.weight.rows())
-    }
-
-    fn dequant(&self, op: &Dequant<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.rows.len(), op.w.cols())
-    }
-
-    fn rope(&self, op: &Rope<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.x.cols())
-    }
-
-    fn kv_write(&self, _op: &KvWrite<'_, Self>) -> Result<()> {
-        Ok(())
-    }
-
-    fn attend(&self, op: &Attend<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.q.rows(), op.q.cols())
-    }
-
-    fn activate(&self, op: &Activate<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.gate.rows(), op.gate.cols())
-    }
-
-    fn eltwise(&self, op: &Eltwise<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.x.cols())
-    }
-
-    fn index_rows(&self, op: &IndexRows<'_, Self>) -> Result<Tensor<Self>> {
-        match op.mode {
-            IndexMode::Gather => self.like(op.indices.cols(), op.x.cols()),
-            IndexMode::ScatterAdd(into) => Ok(into.clone()),
-        }
-    }
-
-    fn permute_cols(&self, op: &PermuteCols<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.indices.cols())
-    }
-
-    fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.logits.rows(), op.logits.cols())
-    }
-
-    fn gated_delta(&self, op: &GatedDelta<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.v.rows(), op.v.cols())
+        self.alloc(DType::F32, op.ids.cols(), op.table.cols())
     }
 
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
         let ids = self.alloc(DType::U32, op.x.rows(), op.k)?;
-        Ok(TopKOut { values: self.like(op.x.rows(), op.k)?, ids })
+        let values = self.alloc(DType::F32, op.x.rows(), op.k)?;
+        Ok(TopKOut { values, ids })
     }
 }

@@ -1,8 +1,7 @@
 //! [`StepPlan`]: batch metadata, constant for a step, computed and uploaded once before the first layer.
 
-use crate::backend::Memory;
 use crate::lora::in_order;
-use crate::{Backend, Error, LoraRows, Result, Tensor};
+use crate::{Error, LoraRows, Memory, Result, Tensor};
 
 /// Consecutive tokens of one sequence in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +99,7 @@ impl Step {
 
 /// A step on a device. Ops borrow it and compute no indices of their own. Its tensors are views of one buffer.
 #[derive(Debug)]
-pub struct StepPlan<B: Backend> {
+pub struct StepPlan<B: Memory> {
     /// The step on the host, for backends that plan their launches there.
     pub host: Step,
     /// [1, tokens]: token ids.
@@ -123,7 +122,7 @@ pub struct StepPlan<B: Backend> {
     pub loras: Vec<LoraRows<B>>,
 }
 
-impl<B: Backend> StepPlan<B> {
+impl<B: Memory> StepPlan<B> {
     /// Uploads a step, in one transfer because each costs latency.
     pub fn new(b: &B, host: Step) -> Result<StepPlan<B>> {
         host.check()?;
@@ -184,36 +183,36 @@ impl<B: Backend> StepPlan<B> {
 /// [`DType::max_abs`](crate::DType::max_abs)), so nothing saturates; codes round to nearest, ties to even. A non-finite
 /// element makes the scale non-finite.
 #[derive(Debug)]
-pub struct LayerKv<'a, B: Backend> {
+pub struct LayerKv<'a, B: Memory> {
     /// [pages, page length * key columns in the cache]
     pub k: &'a Tensor<B>,
     /// [pages, page length * value columns in the cache]
     pub v: &'a Tensor<B>,
 }
 
-impl<B: Backend> Clone for LayerKv<'_, B> {
+impl<B: Memory> Clone for LayerKv<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: Backend> Copy for LayerKv<'_, B> {}
+impl<B: Memory> Copy for LayerKv<'_, B> {}
 
 /// Recurrent state of one layer: one state per row, two rows per sequence (see [`StateRows`]).
 ///
 /// The layout of elements within a row is the backend's own.
 #[derive(Debug)]
-pub struct LayerState<'a, B: Backend> {
+pub struct LayerState<'a, B: Memory> {
     /// [rows, (kernel - 1) * columns]: causal convolution state, the last `kernel - 1` inputs.
     pub window: &'a Tensor<B>,
     /// [rows, elements of all heads' state matrices]: gated delta rule state.
     pub states: &'a Tensor<B>,
 }
 
-impl<B: Backend> Clone for LayerState<'_, B> {
+impl<B: Memory> Clone for LayerState<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: Backend> Copy for LayerState<'_, B> {}
+impl<B: Memory> Copy for LayerState<'_, B> {}

@@ -2,12 +2,26 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use tallow_quant::Format;
 
-use crate::{Backend, DType, LoraTarget, Tensor, TensorId};
+use crate::{DType, Memory, Tensor};
 
-/// A weight matrix in its checkpoint format, as passed to [`Backend::prepare`]: `rows` outputs by `cols` inputs.
+/// The checkpoint tensor, and the matrix in it, that a linear layer's weight comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorId {
+    /// Tensor name.
+    pub tensor: Arc<str>,
+    /// Index of the matrix in the tensor (expert, MLA head).
+    pub matrix: usize,
+    /// Number of matrices in the tensor.
+    pub of: usize,
+    /// Inputs of the matrix.
+    pub cols: usize,
+}
+
+/// A weight matrix in its checkpoint format, as passed to [`prepare`](crate::Backend::prepare): `rows` outputs by `cols` inputs.
 #[derive(Clone, Copy)]
 pub struct HostWeight<'a> {
     /// Format of `bytes`.
@@ -55,7 +69,7 @@ impl fmt::Debug for HostWeight<'_> {
 }
 
 /// A weight matrix on a device, distinguished by storage, not by the method that quantized it.
-pub enum Weight<B: Backend> {
+pub enum Weight<B: Memory> {
     /// Row-major floats, readable as a tensor.
     Dense(Tensor<B>),
     /// Quantized blocks. The layout of `data` is the backend's own (packed weight): only the backend that prepared it
@@ -72,7 +86,7 @@ pub enum Weight<B: Backend> {
     },
 }
 
-impl<B: Backend> Weight<B> {
+impl<B: Memory> Weight<B> {
     /// Outputs.
     pub fn rows(&self) -> usize {
         match self {
@@ -98,7 +112,7 @@ impl<B: Backend> Weight<B> {
     }
 }
 
-impl<B: Backend> Clone for Weight<B> {
+impl<B: Memory> Clone for Weight<B> {
     fn clone(&self) -> Self {
         match self {
             Weight::Dense(t) => Weight::Dense(t.clone()),
@@ -109,7 +123,7 @@ impl<B: Backend> Clone for Weight<B> {
     }
 }
 
-impl<B: Backend> fmt::Debug for Weight<B> {
+impl<B: Memory> fmt::Debug for Weight<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Weight::Dense(t) => write!(f, "{t:?}"),
@@ -120,7 +134,7 @@ impl<B: Backend> fmt::Debug for Weight<B> {
 
 /// The weight of a linear layer, by the order of its columns.
 #[derive(Debug)]
-pub enum LinearWeight<B: Backend> {
+pub enum LinearWeight<B: Memory> {
     /// Column `i` multiplies input `i`.
     InOrder(Weight<B>),
     /// Act-order (GPTQ `desc_act`): the columns are sorted by quantization group. [`compose::linear`] permutes the
@@ -135,7 +149,7 @@ pub enum LinearWeight<B: Backend> {
     },
 }
 
-impl<B: Backend> LinearWeight<B> {
+impl<B: Memory> LinearWeight<B> {
     /// A weight whose columns multiply the inputs in this order, if not one after the other.
     pub fn new(weight: Weight<B>, order: Option<Tensor<B>>) -> LinearWeight<B> {
         match order {
@@ -169,7 +183,7 @@ impl<B: Backend> LinearWeight<B> {
     }
 }
 
-impl<B: Backend> Clone for LinearWeight<B> {
+impl<B: Memory> Clone for LinearWeight<B> {
     fn clone(&self) -> Self {
         match self {
             LinearWeight::InOrder(weight) => LinearWeight::InOrder(weight.clone()),
@@ -180,9 +194,13 @@ impl<B: Backend> Clone for LinearWeight<B> {
     }
 }
 
+/// Index of a linear layer among a model's LoRA targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LoraTarget(pub u32);
+
 /// A linear layer: `x · weightᵀ + bias`.
 #[derive(Debug)]
-pub struct LinearWeights<B: Backend> {
+pub struct LinearWeights<B: Memory> {
     /// [outputs, inputs]
     pub weight: LinearWeight<B>,
     /// [1, outputs]
@@ -191,14 +209,14 @@ pub struct LinearWeights<B: Backend> {
     pub lora_target: Option<LoraTarget>,
 }
 
-impl<B: Backend> LinearWeights<B> {
+impl<B: Memory> LinearWeights<B> {
     /// A linear layer that is no LoRA target.
     pub fn new(weight: Weight<B>, bias: Option<Tensor<B>>) -> LinearWeights<B> {
         LinearWeights { weight: LinearWeight::InOrder(weight), bias, lora_target: None }
     }
 }
 
-impl<B: Backend> Clone for LinearWeights<B> {
+impl<B: Memory> Clone for LinearWeights<B> {
     fn clone(&self) -> Self {
         LinearWeights { weight: self.weight.clone(), bias: self.bias.clone(), lora_target: self.lora_target }
     }
@@ -206,7 +224,7 @@ impl<B: Backend> Clone for LinearWeights<B> {
 
 /// One expert of an MoE layer: gate and up side by side (in one or more weights), or up alone, and down.
 #[derive(Debug)]
-pub struct Expert<B: Backend> {
+pub struct Expert<B: Memory> {
     /// [width, dim] each
     pub up: Vec<LinearWeights<B>>,
     /// [dim, width]. The expert is gated if `up` has `2 * width` outputs.
@@ -215,7 +233,7 @@ pub struct Expert<B: Backend> {
 
 /// MoE routing: how experts are selected and weighted per token.
 #[derive(Debug)]
-pub struct Routing<B: Backend> {
+pub struct Routing<B: Memory> {
     /// Experts per token: those with the largest scores; ties go to the lower index.
     pub top_k: usize,
     /// Scoring function of the logits.
@@ -276,7 +294,7 @@ pub enum NormKind {
 
 /// Norm over groups of as many columns as its weight is wide: a whole row, or each head of it.
 #[derive(Debug)]
-pub struct Norm<B: Backend> {
+pub struct Norm<B: Memory> {
     /// RMSNorm or LayerNorm.
     pub kind: NormKind,
     /// [1, width], multiplies the normalised values.
@@ -289,7 +307,7 @@ pub struct Norm<B: Backend> {
 
 /// QK norm: norms of queries and keys before RoPE.
 #[derive(Debug)]
-pub struct QkNorm<B: Backend> {
+pub struct QkNorm<B: Memory> {
     /// For queries: as wide as one head, or as all of them.
     pub q: Norm<B>,
     /// For keys.
@@ -309,7 +327,7 @@ pub enum RopePairs {
 ///
 /// Every RoPE scaling method for long contexts ends up in this table, so kernels implement none of them.
 #[derive(Debug)]
-pub struct RopeTable<B: Backend> {
+pub struct RopeTable<B: Memory> {
     /// [context, dim]: the cosines of a position's `dim / 2` angles, then their sines.
     pub table: Tensor<B>,
     /// Which elements are paired. Elements of a head past `dim` are not rotated.
@@ -407,7 +425,7 @@ impl DeltaHeads {
 
 /// Decay of the gated delta rule: the state is multiplied by `exp(-rate * softplus(b + bias))`.
 #[derive(Debug)]
-pub struct Decay<B: Backend> {
+pub struct Decay<B: Memory> {
     /// [1, value heads]: decay rate (`exp(A_log)`), 0 or more.
     pub rate: Tensor<B>,
     /// [1, value heads]: added to the token's decay gate `b` (`dt_bias`).
@@ -416,7 +434,7 @@ pub struct Decay<B: Backend> {
 
 /// Per-layer attention parameters.
 #[derive(Debug)]
-pub struct AttnSpec<B: Backend> {
+pub struct AttnSpec<B: Memory> {
     /// Multiplies the scores.
     pub scale: f32,
     /// Sliding window: a token sees at most this many tokens on each visible side, itself included.

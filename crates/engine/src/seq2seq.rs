@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use tallow_core::{Backend, DType, Error, Memory, Span, Step, StepPlan, Tensor};
+use tallow_core::{Backend, DType, Error, Span, Step, StepPlan, Tensor};
 use tallow_models::blocks::cross_attention::{CrossSpan, looking};
 use tallow_models::encoder::Input;
 use tallow_models::seq2seq::Seq2Seq;

@@ -21,8 +21,7 @@ use tallow_checkpoint::grouped::Grouped;
 use tallow_checkpoint::tensor_names::{Index, Indices, Layout, Names, Slot, is_redundant, named};
 use tallow_checkpoint::{Checkpoint, Kind, Stored};
 use tallow_core::{
-    Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Memory, Norm, Tensor, TensorId,
-    Weight,
+    Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Norm, Tensor, TensorId, Weight,
 };
 use tallow_quant::Format;
 

@@ -40,3 +40,20 @@ pub(crate) fn scaled_less<const N: usize, const LEN: usize>(
         }
     }
 }
+
+/// Codes plus `bias`. `out` has `N` elements.
+#[inline(always)]
+pub(crate) fn unsigned<const N: usize>(codes: &[i8; N], bias: u8, out: &mut [u8]) {
+    if let Some(out) = out.first_chunk_mut::<N>() {
+        *out = codes.map(|c| c.wrapping_add_unsigned(bias) as u8);
+    }
+}
+
+/// Low nibbles first, then the high ones, as formats with tables of 16 values store their codes.
+#[inline(always)]
+pub(crate) fn split_nibbles<const N: usize>(qs: &[u8; N], out: &mut [u8]) {
+    let (low, high) = out.split_at_mut(N);
+    for ((q, low), high) in qs.iter().zip(low).zip(high) {
+        (*low, *high) = (q & 15, q >> 4);
+    }
+}

@@ -5,7 +5,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::fit::{Grid, Unit, finite};
-use crate::{Block, F32, Format};
+use crate::{Block, Coded, Coding, F32, Format, ScaleSink, Scales};
 
 /// A block of [`Format::F8`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -102,5 +102,18 @@ impl Block for F8 {
         // Keeps the largest code's value finite.
         let d = unit.best_scale(&Floats).clamp(f32::MIN / 480.0, f32::MAX / 480.0);
         F8 { d: F32(d.to_le_bytes()), qs: unit.codes(d, &Floats) }
+    }
+}
+
+impl Coded for F8 {
+    const CODING: Coding = Coding { bits: 8, table: None, bias: 0, run: 32, scales: Scales::PlainF32 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&self.qs);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f32(self.d.get() / F8::TOO_LARGE);
     }
 }

@@ -3,12 +3,15 @@
 //!
 //! The tables, in `assets/grids`, are facts of the formats. `tools/grids` says where they come from.
 
-use crate::Block;
 use crate::codes::scaled;
 use crate::iq4_nl::look_up;
+use crate::{Block, Coded, Coding, ScaleSink, Scales};
 
 /// A block of 256 weights whose magnitudes come from a table. `w = step * factor * VALUES[code]`.
 pub trait Gridded: Block<Weights = [f32; 256]> {
+    /// Bits of a code: 3 or 4. With 4, every two factors are the same.
+    const BITS: usize;
+
     /// Values of the codes. The highest bit of a code is its sign, or the direction of the shift of all (IQ1).
     const VALUES: [i8; 16];
 
@@ -20,6 +23,27 @@ pub trait Gridded: Block<Weights = [f32; 256]> {
 
     /// The codes, in the order of the weights.
     fn codes(&self) -> [u8; 256];
+}
+
+impl<B: Gridded> Coded for B {
+    const CODING: Coding = Coding {
+        bits: B::BITS,
+        table: Some(B::VALUES),
+        bias: 0,
+        run: if B::BITS == 3 { 16 } else { 32 },
+        scales: Scales::Bytes,
+    };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&Gridded::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f32(self.step());
+        let runs = self.factors().into_iter().step_by(B::CODING.run / 16);
+        runs.enumerate().for_each(|(i, factor)| to.factor(i, factor));
+    }
 }
 
 /// Implements [`Block::unpack`].

@@ -39,6 +39,7 @@ impl IQ1M {
 }
 
 impl Gridded for IQ1M {
+    const BITS: usize = 3;
     const VALUES: [i8; 16] = IQ1;
 
     #[inline(always)]

@@ -27,6 +27,7 @@ static BOOKS: LazyLock<[Book<8>; 2]> =
     LazyLock::new(|| [&IQ1[..3], &IQ1[4..7]].map(|values| Book::new(&IQ1_GRID, values, 2)));
 
 impl Gridded for IQ1S {
+    const BITS: usize = 3;
     const VALUES: [i8; 16] = IQ1;
 
     #[inline(always)]

@@ -29,6 +29,7 @@ static GRID: [u16; 1024] = entries(include_bytes!("../../../assets/grids/iq2_s.b
 static BOOK: LazyLock<[Book<8>; 1]> = LazyLock::new(|| [Book::new(&GRID, &IQ2[..3], 2)]);
 
 impl Gridded for IQ2S {
+    const BITS: usize = 3;
     const VALUES: [i8; 16] = IQ2;
 
     #[inline(always)]

@@ -26,6 +26,7 @@ static GRID: [u16; 512] = entries(include_bytes!("../../../assets/grids/iq2_xs.b
 static BOOK: LazyLock<[Book<8>; 1]> = LazyLock::new(|| [Book::new(&GRID, &IQ2[..3], 2)]);
 
 impl Gridded for IQ2XS {
+    const BITS: usize = 3;
     const VALUES: [i8; 16] = IQ2;
 
     #[inline(always)]

@@ -25,6 +25,7 @@ static GRID: [u16; 256] = entries(include_bytes!("../../../assets/grids/iq2_xxs.
 static BOOK: LazyLock<[Book<8>; 1]> = LazyLock::new(|| [Book::new(&GRID, &IQ2[..3], 2)]);
 
 impl Gridded for IQ2XXS {
+    const BITS: usize = 3;
     const VALUES: [i8; 16] = IQ2;
 
     #[inline(always)]

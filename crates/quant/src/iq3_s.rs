@@ -30,6 +30,7 @@ static GRID: [u16; 512] = entries(include_bytes!("../../../assets/grids/iq3_s.bi
 static BOOK: LazyLock<[Book<4>; 1]> = LazyLock::new(|| [Book::new(&GRID, &IQ3S::VALUES[..8], 3)]);
 
 impl Gridded for IQ3S {
+    const BITS: usize = 4;
     const VALUES: [i8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15];
 
     #[inline(always)]

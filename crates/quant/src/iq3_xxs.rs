@@ -26,6 +26,7 @@ static GRID: [u16; 256] = entries(include_bytes!("../../../assets/grids/iq3_xxs.
 static BOOK: LazyLock<[Book<4>; 1]> = LazyLock::new(|| [Book::new(&GRID, &IQ3XXS::VALUES[..8], 3)]);
 
 impl Gridded for IQ3XXS {
+    const BITS: usize = 4;
     const VALUES: [i8; 16] = [4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62];
 
     #[inline(always)]

@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, split_nibbles};
 use crate::fit::{Grid, closest, finite, fit_block};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::IQ4NL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -77,5 +77,18 @@ impl Block for IQ4NL {
     fn pack(weights: &[f32; 32], care: &[f32; 32]) -> IQ4NL {
         let (d, codes) = fit_block(&finite(weights), care, &Uneven);
         IQ4NL { d, qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4) }
+    }
+}
+
+impl Coded for IQ4NL {
+    const CODING: Coding = Coding { bits: 4, table: Some(VALUES), bias: 0, run: 32, scales: Scales::F16 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        split_nibbles(&self.qs, out);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
     }
 }

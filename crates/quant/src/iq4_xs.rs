@@ -4,10 +4,10 @@ use std::array;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, split_nibbles};
 use crate::fit::{finite, fit_super};
 use crate::iq4_nl::{Uneven, VALUES, look_up};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::IQ4XS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -68,5 +68,19 @@ impl Block for IQ4XS {
         let code = |j: usize, i: usize| fit.codes[32 * j + i];
         let qs = array::from_fn(|j| array::from_fn(|i| code(j, i) | code(j, i + 16) << 4));
         IQ4XS { d: fit.d, scales_h: high.to_le_bytes(), scales_l: low.to_le_bytes(), qs }
+    }
+}
+
+impl Coded for IQ4XS {
+    const CODING: Coding = Coding { bits: 4, table: Some(VALUES), bias: 0, run: 32, scales: Scales::Bytes };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        self.qs.iter().zip(out.chunks_exact_mut(32)).for_each(|(qs, out)| split_nibbles(qs, out));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f32(self.d.get());
+        self.scales().iter().enumerate().for_each(|(i, s)| to.factor(i, *s as u8));
     }
 }

@@ -26,12 +26,12 @@
 //! 2. A file named like the format. It holds
 //!    - the block: a `#[repr(C)]` struct of bytes and of other blocks ([`F16`] for a scale), in the order of the file.
 //!      Its doc says what each byte means, and the file's first line has the formula of a weight;
-//!    - `codes()` and, where they are packed, `scales()`: the integers in the order of the weights. Kernels that
-//!      repack weights use these;
+//!    - `codes()` and, where they are packed, `scales()`: the integers in the order of the weights;
+//!    - `impl Coded`: the [`Coding`], the codes and the scales, from which devices repack the block;
 //!    - `impl Block`: `unpack` by `codes::scaled` or `codes::scaled_less`, and `pack` by one of the fits in `fit.rs`.
 //!
-//!    Where several weights share an index into a codebook, [`Gridded`] replaces `codes()` and `scales()`, and
-//!    `fit_books` the other fits.
+//!    Where several weights share an index into a codebook, [`Gridded`] replaces `codes()`, `scales()` and
+//!    `impl Coded`, and `fit_books` the other fits.
 //!
 //!    The build fails if the struct and the facts disagree.
 //! 3. In `tests/formats`, its `tolerance` and `reach`. Reference blocks in `tests/goldens` are found by the format's
@@ -48,6 +48,7 @@
 //! keep theirs. [`pack`] is free to choose among the codes; [`Block::pack`] says what it guarantees.
 
 mod block;
+mod coded;
 mod codes;
 mod fit;
 mod format;
@@ -55,6 +56,7 @@ mod gridded;
 mod size;
 
 pub use block::{Block, pack_as, unpack_as};
+pub use coded::{Coded, Coding, ScaleSink, Scales};
 pub use format::Format;
 pub use gridded::Gridded;
 pub use q4_k::SixBits;

@@ -2,10 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, split_nibbles};
 use crate::fit::{Grid, Unit, closest, finite};
 use crate::iq4_nl::look_up;
-use crate::{Block, Format};
+use crate::{Block, Coded, Coding, Format, ScaleSink, Scales};
 
 /// A block of [`Format::MXFP4`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -96,6 +96,20 @@ impl Block for MXFP4 {
         }
         let codes: [u8; 32] = unit.codes(best.scale(), &Tiny);
         MXFP4 { qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4), ..best }
+    }
+}
+
+impl Coded for MXFP4 {
+    const CODING: Coding =
+        Coding { bits: 4, table: Some(VALUES), bias: 0, run: 32, scales: Scales::Exponents };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        split_nibbles(&self.qs, out);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.exponent(self.e);
     }
 }
 

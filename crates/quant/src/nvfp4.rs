@@ -5,11 +5,11 @@ use std::array;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, split_nibbles};
 use crate::fit::{Unit, finite};
 use crate::iq4_nl::look_up;
 use crate::mxfp4::{Tiny, VALUES};
-use crate::{Block, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::NVFP4`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -88,5 +88,18 @@ impl Block for NVFP4 {
             array::from_fn(|i| codes[i] | codes[i + 8] << 4)
         });
         NVFP4 { scales, qs }
+    }
+}
+
+impl Coded for NVFP4 {
+    const CODING: Coding = Coding { bits: 4, table: Some(VALUES), bias: 0, run: 16, scales: Scales::F16 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        self.qs.iter().zip(out.chunks_exact_mut(16)).for_each(|(qs, out)| split_nibbles(qs, out));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        (0..4).for_each(|part| to.f16(part, F16::nearest(self.scale(part))));
     }
 }

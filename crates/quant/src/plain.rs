@@ -4,7 +4,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Block, Format};
+use crate::{Block, Coded, Coding, Format, ScaleSink, Scales};
 
 /// An IEEE single.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -113,4 +113,28 @@ impl Block for BF16 {
     fn pack(&[x]: &[f32; 1], _: &[f32; 1]) -> BF16 {
         BF16(half::bf16::from_f32_const(x).to_le_bytes())
     }
+}
+
+impl Coded for F32 {
+    const CODING: Coding = Coding { bits: 32, table: None, bias: 0, run: 32, scales: Scales::Plain };
+
+    fn unsigned_codes(&self, _: &mut [u8]) {}
+
+    fn write_scales(&self, _: &mut impl ScaleSink) {}
+}
+
+impl Coded for F16 {
+    const CODING: Coding = Coding { bits: 16, table: None, bias: 0, run: 32, scales: Scales::Plain };
+
+    fn unsigned_codes(&self, _: &mut [u8]) {}
+
+    fn write_scales(&self, _: &mut impl ScaleSink) {}
+}
+
+impl Coded for BF16 {
+    const CODING: Coding = Coding { bits: 16, table: None, bias: 0, run: 32, scales: Scales::Plain };
+
+    fn unsigned_codes(&self, _: &mut [u8]) {}
+
+    fn write_scales(&self, _: &mut impl ScaleSink) {}
 }

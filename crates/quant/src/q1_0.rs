@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::codes::scaled;
 use crate::fit::{finite, fit_signs};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q1_0`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -45,5 +45,18 @@ impl Block for Q1_0 {
             block.qs[i / 8] |= u8::from(*w >= 0.0) << (i % 8);
         }
         block
+    }
+}
+
+impl Coded for Q1_0 {
+    const CODING: Coding = Coding { bits: 2, table: None, bias: 1, run: 32, scales: Scales::F16 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&Q1_0::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        (0..4).for_each(|run| to.f16(run, self.d));
     }
 }

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::codes::scaled;
 use crate::fit::{Ints, Unit, finite, fit_block, fit_ternary};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q2_0`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -54,5 +54,18 @@ impl Block for Q2_0 {
             block.qs[i / 4] |= code << (2 * (i % 4));
         }
         block
+    }
+}
+
+impl Coded for Q2_0 {
+    const CODING: Coding = Coding { bits: 2, table: None, bias: 1, run: 32, scales: Scales::F16 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&Q2_0::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        (0..2).for_each(|run| to.f16(run, self.d));
     }
 }

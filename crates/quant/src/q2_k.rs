@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::codes::scaled_less;
 use crate::fit::{finite, fit_affine_super};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q2K`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -57,5 +57,20 @@ impl Block for Q2K {
             block.qs[i / 128][i % 32] |= code << (2 * (i / 32 % 4));
         }
         block
+    }
+}
+
+impl Coded for Q2K {
+    const CODING: Coding = Coding { bits: 2, table: None, bias: 0, run: 16, scales: Scales::NibblesMin };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&Q2K::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
+        to.f16(1, self.dmin);
+        self.scales.iter().enumerate().for_each(|(i, s)| to.factor(i, *s));
     }
 }

@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, unsigned};
 use crate::fit::{Ints, finite, fit_super};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q3K`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -74,5 +74,19 @@ impl Block for Q3K {
             block.packed_scales[8 + i % 4] |= (scale >> 4) << (2 * (i / 4));
         }
         block
+    }
+}
+
+impl Coded for Q3K {
+    const CODING: Coding = Coding { bits: 3, table: None, bias: 4, run: 16, scales: Scales::Bytes };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        unsigned(&Q3K::codes(self), 4, out);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f32(self.d.get());
+        self.scales().iter().enumerate().for_each(|(i, s)| to.factor(i, *s as u8));
     }
 }

@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, unsigned};
 use crate::fit::{Ints, finite, fit_block};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q4_0`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -48,5 +48,18 @@ impl Block for Q4_0 {
     fn pack(weights: &[f32; 32], care: &[f32; 32]) -> Q4_0 {
         let (d, codes) = fit_block(&finite(weights), care, &Ints::<-8, 7>);
         Q4_0 { d, qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4) }
+    }
+}
+
+impl Coded for Q4_0 {
+    const CODING: Coding = Coding { bits: 4, table: None, bias: 8, run: 32, scales: Scales::F16 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        unsigned(&Q4_0::codes(self), 8, out);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
     }
 }

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::codes::scaled_less;
 use crate::fit::{finite, fit_affine_block};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q4_1`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -44,5 +44,19 @@ impl Block for Q4_1 {
     fn pack(weights: &[f32; 32], care: &[f32; 32]) -> Q4_1 {
         let (d, m, codes) = fit_affine_block::<15>(&finite(weights), care);
         Q4_1 { d, m, qs: std::array::from_fn(|i| codes[i] | codes[i + 16] << 4) }
+    }
+}
+
+impl Coded for Q4_1 {
+    const CODING: Coding = Coding { bits: 4, table: None, bias: 0, run: 32, scales: Scales::F16Add };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&Q4_1::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
+        to.f16(1, self.m);
     }
 }

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::codes::scaled_less;
 use crate::fit::{finite, fit_affine_super};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q4K`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -88,5 +88,21 @@ impl Block for Q4K {
         let code = |j: usize, i: usize| fit.codes[64 * j + i];
         let qs = array::from_fn(|j| array::from_fn(|i| code(j, i) | code(j, i + 32) << 4));
         Q4K { d: fit.d, dmin: fit.dmin, scales: SixBits::new(fit.scales, fit.mins), qs }
+    }
+}
+
+impl Coded for Q4K {
+    const CODING: Coding = Coding { bits: 4, table: None, bias: 0, run: 32, scales: Scales::BytesMin };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&Q4K::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
+        to.f16(1, self.dmin);
+        let (scales, mins) = self.scales.get();
+        scales.iter().chain(&mins).enumerate().for_each(|(i, s)| to.factor(i, *s));
     }
 }

@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, unsigned};
 use crate::fit::{Ints, finite, fit_block};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q5_0`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -59,5 +59,18 @@ impl Block for Q5_0 {
         let (d, codes) = fit_block(&finite(weights), care, &Ints::<-16, 15>);
         let qs = std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4);
         Q5_0 { d, qh: fifth_bits(&codes), qs }
+    }
+}
+
+impl Coded for Q5_0 {
+    const CODING: Coding = Coding { bits: 5, table: None, bias: 16, run: 32, scales: Scales::F16 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        unsigned(&Q5_0::codes(self), 16, out);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
     }
 }

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::codes::scaled_less;
 use crate::fit::{finite, fit_affine_block};
 use crate::q5_0::fifth_bits;
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q5_1`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -49,5 +49,19 @@ impl Block for Q5_1 {
         let (d, m, codes) = fit_affine_block::<31>(&finite(weights), care);
         let qs = std::array::from_fn(|i| codes[i] & 15 | codes[i + 16] << 4);
         Q5_1 { d, m, qh: fifth_bits(&codes), qs }
+    }
+}
+
+impl Coded for Q5_1 {
+    const CODING: Coding = Coding { bits: 5, table: None, bias: 0, run: 32, scales: Scales::F16Add };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&Q5_1::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
+        to.f16(1, self.m);
     }
 }

@@ -5,7 +5,7 @@ use bytemuck::{Pod, Zeroable};
 use crate::codes::scaled_less;
 use crate::fit::{finite, fit_affine_super};
 use crate::q4_k::SixBits;
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q5K`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -62,5 +62,21 @@ impl Block for Q5K {
             block.qs[i / 64][i % 32] |= (code & 15) << (4 * (i / 32 % 2));
         }
         block
+    }
+}
+
+impl Coded for Q5K {
+    const CODING: Coding = Coding { bits: 5, table: None, bias: 0, run: 32, scales: Scales::BytesMin };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&Q5K::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
+        to.f16(1, self.dmin);
+        let (scales, mins) = self.scales.get();
+        scales.iter().chain(&mins).enumerate().for_each(|(i, s)| to.factor(i, *s));
     }
 }

@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, unsigned};
 use crate::fit::{Ints, finite, fit_super};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q6K`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -58,5 +58,19 @@ impl Block for Q6K {
             block.qh[half][i % 32] |= (code >> 4) << (2 * j);
         }
         block
+    }
+}
+
+impl Coded for Q6K {
+    const CODING: Coding = Coding { bits: 6, table: None, bias: 32, run: 16, scales: Scales::Bytes };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        unsigned(&Q6K::codes(self), 32, out);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f32(self.d.get());
+        self.scales.iter().enumerate().for_each(|(i, s)| to.factor(i, *s as u8));
     }
 }

@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, unsigned};
 use crate::fit::{Ints, finite, fit_block};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q8_0`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -30,5 +30,18 @@ impl Block for Q8_0 {
         // -128 is not used: its magnitude does not fit an `i8`, which kernels that multiply magnitudes rely on.
         let (d, codes) = fit_block(&finite(weights), care, &Ints::<-127, 127>);
         Q8_0 { d, qs: codes.map(|code| (i16::from(code) - 127) as i8) }
+    }
+}
+
+impl Coded for Q8_0 {
+    const CODING: Coding = Coding { bits: 8, table: None, bias: 0, run: 32, scales: Scales::F16 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        unsigned(&self.qs, 0, out);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f16(0, self.d);
     }
 }

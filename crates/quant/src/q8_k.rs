@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::codes::scaled;
+use crate::codes::{scaled, unsigned};
 use crate::fit::{Ints, Unit, finite};
-use crate::{Block, F32, Format};
+use crate::{Block, Coded, Coding, F32, Format, ScaleSink, Scales};
 
 /// A block of [`Format::Q8K`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -43,5 +43,18 @@ impl Block for Q8K {
         let d = unit.best_scale(&grid).clamp(f32::MIN / 128.0, f32::MAX / 128.0);
         let qs = unit.codes(d, &grid).map(|code| (i16::from(code) - 127) as i8);
         Q8K::of(F32(d.to_le_bytes()), &qs)
+    }
+}
+
+impl Coded for Q8K {
+    const CODING: Coding = Coding { bits: 8, table: None, bias: 0, run: 32, scales: Scales::F32 };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        unsigned(&self.qs, 0, out);
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        to.f32(self.d.get());
     }
 }

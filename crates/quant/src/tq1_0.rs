@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::codes::scaled;
 use crate::fit::{finite, fit_ternary};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::TQ1_0`].
 ///
@@ -81,5 +81,21 @@ impl Block for TQ1_0 {
             third: array::from_fn(|i| byte(&codes[240 + i..], 4)),
             d,
         }
+    }
+}
+
+impl Coded for TQ1_0 {
+    const CODING: Coding = Coding { bits: 2, table: None, bias: 0, run: 16, scales: Scales::NibblesMin };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&TQ1_0::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        // -1, 0 and 1 times d, as d * code - d * 1: the factors of each run are 1 and 1.
+        to.f16(0, self.d);
+        to.f16(1, self.d);
+        (0..16).for_each(|run| to.factor(run, 0x11));
     }
 }

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::codes::scaled;
 use crate::fit::{finite, fit_ternary};
-use crate::{Block, F16, Format};
+use crate::{Block, Coded, Coding, F16, Format, ScaleSink, Scales};
 
 /// A block of [`Format::TQ2_0`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -49,5 +49,21 @@ impl Block for TQ2_0 {
             block.qs[i / 128][i % 32] |= code << (2 * (i / 32 % 4));
         }
         block
+    }
+}
+
+impl Coded for TQ2_0 {
+    const CODING: Coding = Coding { bits: 2, table: None, bias: 0, run: 16, scales: Scales::NibblesMin };
+
+    #[inline(always)]
+    fn unsigned_codes(&self, out: &mut [u8]) {
+        out.copy_from_slice(&TQ2_0::codes(self));
+    }
+
+    fn write_scales(&self, to: &mut impl ScaleSink) {
+        // -1, 0 and 1 times d, as d * code - d * 1: the factors of each run are 1 and 1.
+        to.f16(0, self.d);
+        to.f16(1, self.d);
+        (0..16).for_each(|run| to.factor(run, 0x11));
     }
 }

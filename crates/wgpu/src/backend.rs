@@ -1,250 +1,23 @@
-//! [`Wgpu`]: the implementation of [`Backend`].
-
-use std::fmt;
-use std::rc::Rc;
+//! The [`Backend`] of [`Wgpu`]: each op allocates its result and launches kernels.
 
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, GatedDelta, IndexMode,
     IndexRows, KvWrite, Linear, LinearMany, Matmul, Normalize, PermuteCols, QkvPrep, Rope, Route, TopK,
     TopKOut,
 };
-use tallow_core::{
-    Backend, DType, Error, HostWeight, LinearWeights, Reading, Result, Tensor, Trace, Weight, compose,
-};
+use tallow_core::{Backend, DType, HostWeight, Memory, Result, Tensor, Trace, Weight, compose};
 
-use crate::gpu::{Block, Counts, Device, Found, Gpu};
-use crate::kernels::block;
-use crate::kernels::cache::CACHE_BLOCKS;
-use crate::kernels::linear::{Part, Product};
-use crate::weights::{self, LANES, Stored};
-
-/// A GPU as a backend.
-pub struct Wgpu {
-    pub(crate) gpu: Rc<Gpu>,
-    trace: Trace,
-}
-
-/// Shares the device, its memory and its compiled kernels, but has a trace of its own.
-impl Clone for Wgpu {
-    fn clone(&self) -> Wgpu {
-        Wgpu { gpu: self.gpu.clone(), trace: Trace::default() }
-    }
-}
-
-/// A tensor's memory. A tensor larger than one storage binding is split into several blocks of the same number of whole
-/// rows.
-#[derive(Clone, Debug)]
-pub struct Buf {
-    blocks: Rc<[Block]>,
-    rows: usize,
-    /// Size of the tensor that it was allocated for; the blocks may be a little larger.
-    bytes: usize,
-}
-
-impl Buf {
-    pub(crate) fn blocks(&self) -> &[Block] {
-        &self.blocks
-    }
-
-    /// Rows per block; the last block may have fewer.
-    pub(crate) fn rows_each(&self) -> usize {
-        self.rows
-    }
-}
-
-impl fmt::Debug for Wgpu {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.label())
-    }
-}
-
-impl Wgpu {
-    /// Opens a device.
-    pub fn open(found: &Found) -> Result<Wgpu> {
-        found.check()?;
-        Ok(Wgpu { gpu: Rc::new(Gpu::open(found)?), trace: Trace::default() })
-    }
-
-    #[cfg(test)]
-    pub(crate) fn within(found: &Found, most: u64) -> Result<Wgpu> {
-        Ok(Wgpu { gpu: Rc::new(Gpu::within(found, most)?), trace: Trace::default() })
-    }
-
-    /// Name, driver and memory of the device.
-    pub fn about(&self) -> &Device {
-        self.gpu.about()
-    }
-
-    /// Counts of dispatches, submissions and reads so far.
-    pub fn counts(&self) -> Counts {
-        self.gpu.counts()
-    }
-
-    /// Allocates `rows` rows of `row_bytes` bytes in at most `most_blocks` blocks.
-    fn buf(&self, rows: usize, row_bytes: usize, most_blocks: usize) -> Result<Buf> {
-        let bytes = rows.saturating_mul(row_bytes);
-        let most = usize::try_from(self.gpu.most()).unwrap_or(usize::MAX);
-        if bytes <= most {
-            return Ok(Buf { blocks: Rc::new([self.gpu.alloc(bytes as u64)?]), rows: rows.max(1), bytes });
-        }
-        // Each block begins at a row boundary that is also a word boundary.
-        let each = if row_bytes.is_multiple_of(4) { most / row_bytes.max(1) } else { 0 };
-        if each == 0 || rows.div_ceil(each) > most_blocks {
-            return Err(Error::OutOfMemory { device: self.label(), asked: bytes });
-        }
-        let block = |first: usize| self.gpu.alloc((rows.min(first + each) - first) as u64 * row_bytes as u64);
-        let blocks = (0..rows).step_by(each).map(block).collect::<Result<_>>()?;
-        Ok(Buf { blocks, rows: each, bytes })
-    }
-
-    /// The parts of a weight, one per block. The first output goes to column `column` of the result.
-    pub(crate) fn parts<'a>(
-        w: &'a Weight<Wgpu>,
-        bias: Option<&'a Tensor<Wgpu>>,
-        column: usize,
-    ) -> Result<Vec<Part<'a>>> {
-        let (rows, cols) = (w.rows(), w.cols());
-        Ok(match w {
-            Weight::Dense(t) => vec![Part {
-                stored: Stored::Rows(t.dtype()),
-                block: block(t)?,
-                base: t.offset(),
-                step: t.stride(),
-                rows,
-                cols,
-                bias,
-                bias_at: 0,
-                column,
-            }],
-            Weight::Blocks { data, format, .. } => {
-                let each = data.buf().rows_each() * LANES;
-                let part = |(i, block)| Part {
-                    stored: Stored::Packed(*format),
-                    block,
-                    base: 0,
-                    step: weights::layout(*format).units(cols),
-                    rows: rows.saturating_sub(i * each).min(each),
-                    cols,
-                    bias,
-                    bias_at: i * each,
-                    column: column + i * each,
-                };
-                data.buf().blocks().iter().enumerate().map(part).collect()
-            }
-        })
-    }
-
-    /// The parts of several linear layers whose outputs are concatenated; `None` if one has act-order.
-    fn side_by_side(by: &[LinearWeights<Wgpu>]) -> Result<Option<Vec<Part<'_>>>> {
-        let mut column = 0;
-        let mut parts = Vec::new();
-        for linear in by {
-            let Some(weight) = linear.weight.in_order() else { return Ok(None) };
-            parts.extend(Wgpu::parts(weight, linear.bias.as_ref(), column)?);
-            column += weight.rows();
-        }
-        Ok(Some(parts))
-    }
-
-    fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
-        self.alloc(DType::F32, rows, cols)
-    }
-
-    /// Gate and up as two parts with the same outputs, where one gated kernel can compute both.
-    fn gated<'a>(op: &Ffn<'a, Wgpu>) -> Result<Option<[Part<'a>; 2]>> {
-        let width = op.down.weight.cols();
-        if !op.is_gated() || !Wgpu::is_few(op.x.rows()) || op.down.weight.in_order().is_none() {
-            return Ok(None);
-        }
-        let Some(parts) = Wgpu::side_by_side(op.up)? else { return Ok(None) };
-        Ok(match &parts[..] {
-            [gate, up] if gate.rows == width && up.rows == width => Some([*gate, *up]),
-            // Gate and up fused in one weight: up must begin at a whole group of rows.
-            [both] if matches!(both.stored, Stored::Packed(_)) && width.is_multiple_of(LANES) => {
-                let gate = Part { rows: width, ..*both };
-                Some([gate, Part { base: both.base + width / LANES, bias_at: width, ..gate }])
-            }
-            _ => None,
-        })
-    }
-
-    /// Byte offset of a view's first element, and the bytes from there to the end of its last one.
-    fn extent(t: &Tensor<Wgpu>) -> (usize, usize) {
-        let size = t.dtype().size();
-        let len = match t.is_empty() {
-            true => 0,
-            false => (t.rows() - 1) * t.stride() + t.cols(),
-        };
-        (t.offset() * size, len * size)
-    }
-}
+use crate::device::Wgpu;
+use crate::kernels::linear::Product;
+use crate::weights::{self, LANES};
 
 impl Backend for Wgpu {
-    type Buf = Buf;
-
     fn label(&self) -> String {
         self.about().to_string()
     }
 
     fn trace(&self) -> &Trace {
         &self.trace
-    }
-
-    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
-        let full = || Error::OutOfMemory { device: self.label(), asked: usize::MAX };
-        let row = cols.checked_mul(dtype.size()).ok_or_else(full)?;
-        // Kernels that bind all blocks of a tensor have a fixed number of bindings.
-        let buf = self.buf(rows, row, CACHE_BLOCKS.min(self.gpu.pairs_beside(6)))?;
-        // Kernels index elements with 32 bits.
-        let elements = buf.rows_each().checked_mul(cols).filter(|n| u32::try_from(*n).is_ok());
-        if elements.is_none() {
-            return Err(Error::OutOfMemory { device: self.label(), asked: row.saturating_mul(rows) });
-        }
-        Ok(Tensor::whole(buf, dtype, rows, cols))
-    }
-
-    fn write(&self, to: &Tensor<Wgpu>, bytes: &[u8]) -> Result<()> {
-        if !to.is_contiguous() || to.bytes() != bytes.len() {
-            let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
-            return Err(Error::Shape { op: "write", what: "the data", want, got });
-        }
-        let block_bytes = match to.buf().blocks() {
-            [_] => usize::MAX,
-            _ => to.buf().rows_each() * to.stride() * to.dtype().size(),
-        };
-        let (mut at, _) = Wgpu::extent(to);
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let (block, start) = (&to.buf().blocks()[at / block_bytes], at % block_bytes);
-            let (now, later) = rest.split_at(rest.len().min(block_bytes - start));
-            self.write_bytes(block, start, now)?;
-            (rest, at) = (later, at + now.len());
-        }
-        Ok(())
-    }
-
-    fn read(&self, wanted: &mut [Reading<'_, Wgpu>]) -> Result<()> {
-        let mut places = Vec::new();
-        for reading in wanted.iter() {
-            reading.check()?;
-            let (start, len) = Wgpu::extent(reading.from);
-            let first = start / 4 * 4;
-            let len = if len == 0 { 0 } else { (start + len).next_multiple_of(4) - first };
-            places.push((block(reading.from)?, first as u64, len as u64));
-        }
-        let bytes = self.gpu.read(&places)?;
-        let mut at = 0;
-        for (reading, (_, first, len)) in wanted.iter_mut().zip(&places) {
-            let from = reading.from;
-            let (size, (start, _)) = (from.dtype().size(), Wgpu::extent(from));
-            let (width, mut row) = (from.cols() * size, at + start - *first as usize);
-            for out in reading.to.chunks_exact_mut(width.max(1)) {
-                out.copy_from_slice(&bytes[row..row + width]);
-                row += from.stride() * size;
-            }
-            at += *len as usize;
-        }
-        Ok(())
     }
 
     fn copy(&self, op: &Copy<'_, Wgpu>) -> Result<()> {
@@ -356,14 +129,6 @@ impl Backend for Wgpu {
         self.topk_of(op)
     }
 
-    fn zero(&self, t: &Tensor<Wgpu>) -> Result<()> {
-        if t.bytes() != t.buf().bytes {
-            return compose::zero(self, t);
-        }
-        t.buf().blocks().iter().for_each(|block| self.gpu.clear(block));
-        Ok(())
-    }
-
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Wgpu>> {
         let HostWeight { format, rows, cols, bytes, release, .. } = weight;
         compose::check_weight(&weight)?;
@@ -432,18 +197,5 @@ impl Backend for Wgpu {
         let hidden = self.like(x.rows(), op.down.weight.cols())?;
         self.multiply_glu(&Product { x, out: &hidden, then: Epilogue::NONE }, &parts, op.act)?;
         self.linear(&Linear { x: &hidden, weights: op.down, epilogue: op.epilogue })
-    }
-}
-
-impl Wgpu {
-    /// Writes bytes at any offset. wgpu writes whole words only, so partly covered words are read first.
-    fn write_bytes(&self, block: &Block, at: usize, bytes: &[u8]) -> Result<()> {
-        if at.is_multiple_of(4) && bytes.len().is_multiple_of(4) {
-            return self.gpu.write(block, at as u64, bytes);
-        }
-        let (first, last) = (at / 4 * 4, (at + bytes.len()).next_multiple_of(4));
-        let mut words = self.gpu.read(&[(block, first as u64, (last - first) as u64)])?;
-        words[at - first..at - first + bytes.len()].copy_from_slice(bytes);
-        self.gpu.write(block, first as u64, &words)
     }
 }

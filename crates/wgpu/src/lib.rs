@@ -6,6 +6,7 @@
 
 mod backend;
 mod coded;
+mod device;
 mod gpu;
 mod kernels;
 mod preprocess;
@@ -15,6 +16,6 @@ mod shaders;
 mod tests;
 mod weights;
 
-pub use backend::{Buf, Wgpu};
+pub use device::{Buf, Wgpu};
 pub use gpu::{Api, Counts, Device, Found, devices};
 pub use probe::SpeedProbe;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use tallow_core::Result;
 
-use crate::backend::Wgpu;
+use crate::device::Wgpu;
 use crate::gpu::Param::U;
 use crate::gpu::{Access, Arg, Block, Kernel, Launch};
 

@@ -31,9 +31,9 @@ pub(crate) struct Layout {
     pub words: usize,
     /// File blocks per unit.
     pub blocks: usize,
-    /// Offset and bytes of the field that is moved to the front of the unit, usually the f16 scale. Most formats begin
-    /// with a two-byte scale, which leaves the rest of the block unaligned to words.
-    lead: Option<(usize, usize)>,
+    /// Bytes that are moved from the front of each block to the front of the unit: usually the f16 scale, which leaves
+    /// the rest of the block unaligned to words.
+    lead: usize,
     /// Bytes at the end of a block that are dropped.
     unused: usize,
     /// Recodes a block into the unit's words, for formats that are not stored as in the file.
@@ -47,7 +47,7 @@ pub(crate) struct Layout {
 
 /// One file block per unit, unchanged.
 const fn whole(weights: usize, words: usize, wgsl: &'static str) -> Layout {
-    Layout { weights, words, blocks: 1, lead: None, unused: 0, words_of: None, values: None, wgsl }
+    Layout { weights, words, blocks: 1, lead: 0, unused: 0, words_of: None, values: None, wgsl }
 }
 
 fn three_bits<B: Gridded>() -> Layout {
@@ -66,24 +66,7 @@ fn ternary(words_of: WordsOf) -> Layout {
 
 /// Device layout of a format.
 pub(crate) fn layout(format: Format) -> Layout {
-    let plain = |words, wgsl| Layout { blocks: EIGHT, ..whole(EIGHT, words, wgsl) };
-    let pairs = |words, wgsl| Layout { blocks: 2, lead: Some((0, 2)), ..whole(64, words, wgsl) };
     match format {
-        Format::F32 => plain(8, "f32"),
-        Format::F16 => plain(4, "f16"),
-        Format::BF16 => plain(4, "bf16"),
-        Format::Q4_0 => pairs(9, "q4_0"),
-        Format::Q4_1 => whole(32, 5, "q4_1"),
-        Format::Q5_0 => pairs(11, "q5_0"),
-        Format::Q5_1 => whole(32, 6, "q5_1"),
-        Format::Q8_0 => pairs(17, "q8_0"),
-        Format::Q2K => whole(256, 21, "q2_k"),
-        Format::Q3K => whole(256, 28, "q3_k"),
-        Format::Q4K => whole(256, 36, "q4_k"),
-        Format::Q5K => whole(256, 44, "q5_k"),
-        Format::Q6K => whole(256, 53, "q6_k"),
-        // The block sums at the end (`bsums`) are only used by integer dot products.
-        Format::Q8K => Layout { unused: 32, ..whole(256, 65, "q8_k") },
         Format::IQ1S => three_bits::<IQ1S>(),
         Format::IQ1M => three_bits::<IQ1M>(),
         Format::IQ2XXS => three_bits::<IQ2XXS>(),
@@ -91,17 +74,42 @@ pub(crate) fn layout(format: Format) -> Layout {
         Format::IQ2S => three_bits::<IQ2S>(),
         Format::IQ3XXS => four_bits::<IQ3XXS>(),
         Format::IQ3S => four_bits::<IQ3S>(),
-        Format::IQ4NL => pairs(9, "iq4_nl"),
-        Format::IQ4XS => whole(256, 34, "iq4_xs"),
         Format::TQ1_0 => ternary(coded::tq1_0),
         Format::TQ2_0 => ternary(coded::tq2_0),
-        Format::NVFP4 => whole(64, 9, "nvfp4"),
-        Format::Q1_0 => Layout { blocks: 2, lead: Some((0, 2)), ..whole(256, 9, "q1_0") },
-        Format::Q2_0 => Layout { blocks: 2, lead: Some((0, 2)), ..whole(128, 9, "q2_0") },
-        Format::F8 => whole(32, 9, "f8"),
-        Format::MXFP4 => Layout { blocks: 4, lead: Some((0, 1)), ..whole(128, 17, "mxfp4") },
+        // The block sums at the end (`bsums`) are only used by integer dot products.
+        Format::Q8K => Layout { unused: 32, ..whole(256, 65, "q8_k") },
+        _ => as_in_file(format),
     }
 }
+
+/// The fewest blocks that fill whole words and have at least eight weights. A large block is a unit of its own, padded
+/// to words.
+const fn as_in_file(format: Format) -> Layout {
+    let (weights, bytes) = (format.block_weights(), format.block_bytes());
+    let blocks = match weights {
+        1 => EIGHT,
+        256.. => 1,
+        _ => [1, 4, 2, 4][bytes % 4],
+    };
+    let unit = whole(blocks * weights, (blocks * bytes).div_ceil(4), shader(format));
+    Layout { blocks, lead: if blocks == 1 { 0 } else { bytes % 4 }, ..unit }
+}
+
+macro_rules! shader {
+    (@ () plain $plain:tt $($file:ident { $block:ident $facts:tt })*) => {
+        /// The shader file of a format, named as its file in `tallow-quant`.
+        const fn shader(format: Format) -> &'static str {
+            match format {
+                Format::F32 => "f32",
+                Format::F16 => "f16",
+                Format::BF16 => "bf16",
+                $(Format::$block => stringify!($file),)*
+            }
+        }
+    };
+}
+
+tallow_quant::formats! { [shader] () }
 
 impl Layout {
     /// Units of a row of `cols` weights, padded to whole segments.
@@ -128,12 +136,12 @@ impl Layout {
             return blocks.chunks_exact(block_bytes).for_each(|block| words_of(block, words));
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
-        let (at, len) = self.lead.unwrap_or((0, 0));
+        let len = self.lead;
         let mut to = (len * self.blocks).next_multiple_of(4);
         for (i, block) in blocks.chunks_exact(block_bytes).enumerate() {
-            bytes[i * len..][..len].copy_from_slice(&block[at..at + len]);
+            bytes[i * len..][..len].copy_from_slice(&block[..len]);
             let rest = block.len() - len - self.unused;
-            bytes[to..to + rest].copy_from_slice(&block[at + len..][..rest]);
+            bytes[to..to + rest].copy_from_slice(&block[len..][..rest]);
             to += rest;
         }
     }

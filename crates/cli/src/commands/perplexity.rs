@@ -1,7 +1,7 @@
 //! `tallow perplexity`: perplexity of a model on a text.
 
 use serde_json::json;
-use tallow_core::{Backend, Memory};
+use tallow_core::Backend;
 use tallow_engine::sampler;
 use tallow_engine::scheduler::Wanted;
 

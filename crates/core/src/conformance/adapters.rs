@@ -7,6 +7,8 @@ use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{Epilogue, Ffn, Linear, LinearMany, Lora};
 use crate::{Activation, Adapter, Backend, Format, LinearWeights, LoraPair, LoraRows, LoraTarget, compose};
 
+cases!(lora);
+
 /// Input columns of the layers.
 const INPUTS: usize = 288;
 /// The layers: format and outputs. The last has no LoRA target.
@@ -83,7 +85,7 @@ fn expected<B: Backend>(
 }
 
 /// Ranks of a whole block and of part of one, and LoRA in a feed-forward block.
-pub(super) fn lora<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn lora<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     [16, 32].into_iter().try_for_each(|rank| together(t, rank))?;
     block(t)
 }

@@ -8,6 +8,8 @@ use crate::{
     StepPlan, Tensor, compose,
 };
 
+cases!(attend attend_alone qkv_prep);
+
 /// Sequences with Q, K and V for all their positions, and the steps that compute parts of them.
 struct Sequences {
     heads: Heads,
@@ -189,7 +191,7 @@ fn answer<B: Backend>(
     })
 }
 
-pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let heads = |q, kv, dim| Heads { q, kv, dim };
     for (heads, page_len, lens) in [
         (heads(1, 1, 2), 1, vec![3]),
@@ -241,7 +243,7 @@ pub(super) fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// A token's attention is bit-identical whatever else is in the batch and however its sequence was cut into steps.
-pub(super) fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (heads, page_len, lens) in [
         (Heads { q: 4, kv: 2, dim: 12 }, 4, vec![23, 6, 90]),
         (Heads { q: 6, kv: 2, dim: 64 }, 16, vec![600, 31]),
@@ -280,7 +282,7 @@ pub(super) fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn qkv_prep<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn qkv_prep<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let heads = Heads { q: 4, kv: 2, dim: 10 };
     let s = Sequences::new(heads, 4, &[7, 2]);
     let parts = [(0, 0..7), (1, 0..2)];

@@ -6,6 +6,8 @@ use crate::{
     Tensor, compose,
 };
 
+cases!(linear_many ffn moe moe_alone head act_order trace);
+
 /// A random RMSNorm: its weight on the host, and the norm on the device.
 pub(super) fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
     let weight = Host::random(21, 1, width);
@@ -33,7 +35,7 @@ fn chained<B: Backend>(t: &Bench<'_, B>, b: Bounded) -> Bounded {
     Bounded { data: b.data.iter().map(|(x, _)| (*x, t.suite.chain * most + 1e-5)).collect(), ..b }
 }
 
-pub(super) fn linear_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn linear_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for rows in [1, 3, 18] {
         let x = Host::random(1, rows, 256);
         let (weight, by_norm) = norm(t, 256)?;
@@ -64,7 +66,7 @@ pub(super) fn linear_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, gated, act, scale) in [
         (1, true, Activation::Silu, 1.0),
         (5, true, Activation::GeluTanh, 0.5),
@@ -158,7 +160,7 @@ fn weights(rows: usize, experts: usize) -> Host {
     weights
 }
 
-pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let dim = Mixture::<B>::DIM;
     // With many rows some experts get more rows than any tile holds.
     for (rows, count, act, scale, weight_on) in [
@@ -215,7 +217,7 @@ pub(super) fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// A row's result does not depend on how many other rows its experts process.
-pub(super) fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let rows = 140;
     let (x, taken) = (Host::random(1, rows, Mixture::<B>::DIM), weights(rows, 4));
     let mixture = Mixture::new(t, 4, false)?;
@@ -234,7 +236,7 @@ pub(super) fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = Host::random(1, 9, 64);
     let (weight, by_norm) = norm(t, 64)?;
     let (table, host) = t.weight(3, Format::Q8_0, 301, 64)?;
@@ -264,7 +266,7 @@ pub(super) fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// Act-order: in every op with linear layers, layers with act-order match plain layers on permuted inputs.
-pub(super) fn act_order<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn act_order<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (rows, dim, width) = (5, 96, 64);
     let order = |n: usize| (0..n as u32).map(|i| (i * 29 + 11) % n as u32).collect::<Vec<_>>();
     let (at, at_down) = (t.ids(&order(dim))?, t.ids(&order(width))?);
@@ -333,7 +335,7 @@ pub(super) fn act_order<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// Launched ops are recorded in the trace, and the ops they are composed of one level deeper.
-pub(super) fn trace<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn trace<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = t.up(&values(&product(&Host::random(1, 2, 32), &Host::random(2, 32, 32))))?;
     let (weight, _) = t.weight(3, Format::Q8_0, 8, 32)?;
     let by = [LinearWeights::new(weight, None)];

@@ -3,9 +3,11 @@ use half::{bf16, f16};
 use super::{Bench, Host, Outcome, ensure, text};
 use crate::ops::{CausalConv, Copy, Epilogue, GatedDelta, Matmul, Normalize, TopK};
 use crate::{
-    Backend, DType, Decay, DeltaHeads, Elem, Error, Format, HostWeight, Memory, Norm, NormKind, Sharing,
-    Span, StateRows, Step, StepPlan,
+    Backend, DType, Decay, DeltaHeads, Elem, Error, Format, HostWeight, Norm, NormKind, Sharing, Span,
+    StateRows, Step, StepPlan,
 };
+
+cases!(memory copy refusals);
 
 fn round_trip<B: Backend, T: Elem + PartialEq + std::fmt::Debug>(t: &Bench<'_, B>, data: [T; 6]) -> Outcome {
     let up = t.b.upload(&data, 2, 3).map_err(text)?;
@@ -20,7 +22,7 @@ fn round_trip<B: Backend, T: Elem + PartialEq + std::fmt::Debug>(t: &Bench<'_, B
     ensure(t.down::<T>(&column)? == [data[1], data[4]], || format!("a column of {up:?} reads wrong"))
 }
 
-pub(super) fn memory<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn memory<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     round_trip(t, [1.5f32, -2.0, f32::MIN_POSITIVE, 0.0, -0.0, 3.25])?;
     round_trip(t, [1.5, -2.0, 0.0, 4.0, 5.0, 6.0].map(f16::from_f32))?;
     round_trip(t, [1.5, -2.0, 0.0, 4.0, 5.0, 6.0].map(bf16::from_f32))?;
@@ -37,7 +39,7 @@ pub(super) fn memory<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     t.b.sync().map_err(text)
 }
 
-pub(super) fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (from, to) = (Host::random(1, 5, 7), Host::random(2, 5, 7));
     let (a, b) = (t.up(&from)?, t.up(&to)?);
     t.b.run(Copy { from: &a.col_range(1..4), to: &b.col_range(2..5) }).map_err(text)?;
@@ -55,7 +57,7 @@ pub(super) fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// Operands that do not fit are rejected before launch, with an error that describes the mismatch.
-pub(super) fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (x, w) = (t.up(&Host::random(1, 2, 8))?, t.up(&Host::random(2, 3, 9))?);
     let wide = t.b.run(Matmul { x: &x, weight: &w, bias: None, epilogue: Epilogue::NONE });
     ensure(matches!(wide, Err(Error::Shape { op: "matmul", .. })), || {

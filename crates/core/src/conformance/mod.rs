@@ -9,6 +9,18 @@
 //!
 //! Sizes are deliberately odd, views are strided, batches are ragged and may be empty.
 
+/// Defines the `cases` of a file: each the function of this name.
+macro_rules! cases {
+    ($($case:ident)*) => {
+        pub(super) fn cases<B: $crate::Backend>() -> Vec<super::Case<B>> {
+            vec![$(super::Case {
+                name: stringify!($case),
+                run: |b, suite| $case(&super::Bench { b, suite }),
+            }),*]
+        }
+    };
+}
+
 mod adapters;
 mod attention;
 mod blocks;
@@ -24,7 +36,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tallow_quant::Format;
 
-use crate::{Backend, Elem, HostWeight, Memory, Result as CoreResult, Tensor, Weight};
+use crate::{Backend, Elem, HostWeight, Result as CoreResult, Tensor, Weight};
 
 /// Result of a case; `Err` describes the failure.
 pub type Outcome = Result<(), String>;
@@ -87,38 +99,16 @@ pub struct Case<B: Backend> {
 
 /// All cases, in the order in which a new backend should make them pass.
 pub fn cases<B: Backend>() -> Vec<Case<B>> {
-    let case = |name, run| Case { name, run };
-    vec![
-        case("memory", |b, s| memory::memory(&Bench { b, suite: s })),
-        case("copy", |b, s| memory::copy(&Bench { b, suite: s })),
-        case("refusals", |b, s| memory::refusals(&Bench { b, suite: s })),
-        case("embed", |b, s| weights::embed(&Bench { b, suite: s })),
-        case("dequant", |b, s| weights::dequant(&Bench { b, suite: s })),
-        case("matmul", |b, s| weights::matmul(&Bench { b, suite: s })),
-        case("linear", |b, s| weights::linear(&Bench { b, suite: s })),
-        case("linear_alone", |b, s| weights::linear_alone(&Bench { b, suite: s })),
-        case("normalize", |b, s| rowwise::normalize(&Bench { b, suite: s })),
-        case("rope", |b, s| rowwise::rope(&Bench { b, suite: s })),
-        case("activate", |b, s| rowwise::activate(&Bench { b, suite: s })),
-        case("eltwise", |b, s| rowwise::eltwise(&Bench { b, suite: s })),
-        case("index_rows", |b, s| rowwise::index_rows(&Bench { b, suite: s })),
-        case("permute_cols", |b, s| rowwise::permute_cols(&Bench { b, suite: s })),
-        case("route", |b, s| rowwise::route(&Bench { b, suite: s })),
-        case("topk", |b, s| rowwise::topk(&Bench { b, suite: s })),
-        case("attend", |b, s| attention::attend(&Bench { b, suite: s })),
-        case("attend_alone", |b, s| attention::attend_alone(&Bench { b, suite: s })),
-        case("qkv_prep", |b, s| attention::qkv_prep(&Bench { b, suite: s })),
-        case("causal_conv", |b, s| recurrent::causal_conv(&Bench { b, suite: s })),
-        case("gated_delta", |b, s| recurrent::gated_delta(&Bench { b, suite: s })),
-        case("linear_many", |b, s| blocks::linear_many(&Bench { b, suite: s })),
-        case("lora", |b, s| adapters::lora(&Bench { b, suite: s })),
-        case("ffn", |b, s| blocks::ffn(&Bench { b, suite: s })),
-        case("moe", |b, s| blocks::moe(&Bench { b, suite: s })),
-        case("moe_alone", |b, s| blocks::moe_alone(&Bench { b, suite: s })),
-        case("head", |b, s| blocks::head(&Bench { b, suite: s })),
-        case("act_order", |b, s| blocks::act_order(&Bench { b, suite: s })),
-        case("trace", |b, s| blocks::trace(&Bench { b, suite: s })),
-    ]
+    let files = [
+        memory::cases,
+        weights::cases,
+        rowwise::cases,
+        attention::cases,
+        recurrent::cases,
+        blocks::cases,
+        adapters::cases,
+    ];
+    files.into_iter().flat_map(|cases| cases()).collect()
 }
 
 /// Runs every case on a backend and returns the outcome of each.

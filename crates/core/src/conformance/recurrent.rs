@@ -9,6 +9,8 @@ use crate::{
     Activation, Backend, Decay, DeltaHeads, Sharing, Span, StateRows, Step, StepPlan, Tensor, compose,
 };
 
+cases!(causal_conv gated_delta);
+
 /// Sequence index and the range of its tokens.
 type Part = (usize, Range<usize>);
 
@@ -88,7 +90,7 @@ fn states<B: Backend>(t: &Bench<'_, B>, cols: usize) -> Result<Tensor<B>, String
     t.up(&Host::random(77, 2 * LENS.len(), cols).map(|x| 1e3 * x))
 }
 
-pub(super) fn causal_conv<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn causal_conv<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (kernel, cols) in [(4, 64), (2, 1), (3, 37), (5, 130), (16, 8)].into_iter().take(t.suite.sizes) {
         let by = Host::random(3, kernel, cols);
         let xs: Vec<Host> = (0..).zip(LENS).map(|(i, n)| Host::random(50 + i, n, cols)).collect();
@@ -118,7 +120,7 @@ pub(super) fn causal_conv<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn gated_delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn gated_delta<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let heads =
         |keys, values, key_dim, value_dim, sharing| DeltaHeads { keys, values, key_dim, value_dim, sharing };
     for heads in [

@@ -5,7 +5,9 @@ use crate::ops::{
 };
 use crate::{Activation, Backend, Groups, Norm, NormKind, RopePairs, RopeTable, Routing, Scores};
 
-pub(super) fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+cases!(normalize rope activate eltwise index_rows permute_cols route topk);
+
+fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, width, groups) in
         [(1, 1, 1), (2, 3, 1), (3, 12, 4), (5, 63, 1), (4, 64, 2), (2, 65, 3), (1, 1030, 1), (0, 8, 1)]
     {
@@ -41,7 +43,7 @@ pub(super) fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn rope<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn rope<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let positions = [0u32, 5, 5, 39, 17];
     for (heads, dim, width) in [(1, 2, 2), (3, 12, 12), (4, 16, 8), (2, 80, 32), (5, 64, 64), (1, 10, 0)] {
         let (x, table) = (Host::random(1, positions.len(), heads * dim), Host::random(2, 40, width));
@@ -62,7 +64,7 @@ pub(super) fn rope<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn activate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn activate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, cols) in [(1, 1), (3, 7), (2, 64), (5, 173), (0, 4)] {
         let spread = |x: f32| 12.0 * x * x * x;
         let (gate, up) = (Host::random(1, rows, cols).map(spread), Host::random(2, rows, cols).map(spread));
@@ -92,7 +94,7 @@ pub(super) fn activate<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn eltwise<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn eltwise<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, cols, y_rows, y_cols) in [
         (1, 1, 1, 1),
         (4, 33, 4, 33),
@@ -128,7 +130,7 @@ pub(super) fn eltwise<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn index_rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn index_rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let x = Host::random(1, 6, 13);
     let xs = t.strided(&x)?;
     let at = [5u32, 0, 5, 6, u32::MAX];
@@ -155,7 +157,7 @@ pub(super) fn index_rows<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     t.near("add into", &y, &want)
 }
 
-pub(super) fn permute_cols<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn permute_cols<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for rows in [0, 1, 7] {
         let x = Host::random(1, rows, 70);
         let at: Vec<u32> = (0..90).map(|i| (i * 37 + 5) % 73).collect();
@@ -177,7 +179,7 @@ const ROUTES: [(usize, usize, Option<Groups>); 6] = [
     (12, 4, Some(Groups { n_group: 6, topk_group: 3, best: 1 })),
 ];
 
-pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (experts, top_k, groups) in ROUTES {
         for (rows, scores, biased, norm_weights, scale) in [
             (5, Scores::Softmax, false, false, 1.0),
@@ -208,7 +210,7 @@ pub(super) fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, cols, k) in [(1, 1, 1), (3, 5, 5), (2, 97, 1), (4, 1000, 20), (1, 5003, 64), (0, 3, 2)] {
         let mut x = Host::random(1, rows, cols);
         // Ties, infinities and NaN are the likely failures.

@@ -1,7 +1,9 @@
 use super::oracle::{EPS, Product};
 use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{Dequant, Embed, Epilogue, Linear, Matmul};
-use crate::{Backend, Format, LinearWeights, Memory, compose};
+use crate::{Backend, Format, LinearWeights, compose};
+
+cases!(embed dequant matmul linear linear_alone);
 
 /// Row widths that a format can store, odd ones where possible.
 fn widths(format: Format) -> &'static [usize] {
@@ -15,7 +17,7 @@ fn widths(format: Format) -> &'static [usize] {
     }
 }
 
-pub(super) fn embed<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn embed<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &cols in widths(format).iter().rev().take(t.suite.sizes) {
             let (table, host) = t.weight(7, format, 11, cols)?;
@@ -32,7 +34,7 @@ pub(super) fn embed<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn dequant<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn dequant<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &cols in widths(format).iter().rev().take(t.suite.sizes) {
             let (w, host) = t.weight(8, format, 37, cols)?;
@@ -47,7 +49,7 @@ pub(super) fn dequant<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (i, &(m, n, k)) in
         [(1, 1, 1), (1, 5, 33), (2, 7, 48), (3, 64, 31), (5, 17, 256), (9, 33, 300), (33, 19, 64), (0, 4, 8)]
             .iter()
@@ -92,7 +94,7 @@ pub(super) fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-pub(super) fn linear<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn linear<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
             for (m, n) in [(1, 1), (1, 37), (2, 16), (3, 33), (7, 300), (20, 19), (0, 3)] {
@@ -117,7 +119,7 @@ pub(super) fn linear<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 /// A row's product is bit-identical whatever other rows are in the batch.
-pub(super) fn linear_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+fn linear_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
             let (weight, _) = t.weight(6, format, 45, k)?;

@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use super::{Observed, ObservedBuf, TensorId};
+use super::{Observed, ObservedBuf};
 use crate::{
     AttnSpec, Backend, Decay, LinearWeight, LinearWeights, Norm, QkNorm, RopeTable, Routing, StepPlan,
-    Tensor, Weight,
+    Tensor, TensorId, Weight,
 };
 
 /// The same operand on the inner backend.

@@ -5,7 +5,6 @@ mod inner;
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::Arc;
 
 use crate::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Embed, Epilogue, Ffn, GatedDelta,
@@ -14,22 +13,9 @@ use crate::ops::{
 };
 use crate::{
     Backend, DType, Expert, HostWeight, LayerKv, LinearWeights, Memory, Reading, Result, RoutingWeightOn,
-    Tensor, Trace, Weight, compose,
+    Tensor, TensorId, Trace, Weight, compose,
 };
 use inner::{Inner, outer, tensor_id, with_id};
-
-/// The checkpoint tensor, and the matrix in it, that a linear layer's weight comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorId {
-    /// Tensor name.
-    pub tensor: Arc<str>,
-    /// Index of the matrix in the tensor (expert, MLA head).
-    pub matrix: usize,
-    /// Number of matrices in the tensor.
-    pub of: usize,
-    /// Inputs of the matrix.
-    pub cols: usize,
-}
 
 /// Callback with a matrix and the elements of its input [rows, cols].
 pub type Observer = Box<dyn FnMut(&TensorId, &[f32])>;
@@ -87,16 +73,8 @@ impl<B: Backend> Observed<B> {
     }
 }
 
-impl<B: Backend> Backend for Observed<B> {
+impl<B: Backend> Memory for Observed<B> {
     type Buf = ObservedBuf<B::Buf>;
-
-    fn label(&self) -> String {
-        self.inner.label()
-    }
-
-    fn trace(&self) -> &Trace {
-        self.inner.trace()
-    }
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         self.inner.alloc(dtype, rows, cols).map(outer)
@@ -113,6 +91,20 @@ impl<B: Backend> Backend for Observed<B> {
         self.inner.read(&mut inner)
     }
 
+    fn zero(&self, t: &Tensor<Self>) -> Result<()> {
+        self.inner.zero(&t.inner())
+    }
+}
+
+impl<B: Backend> Backend for Observed<B> {
+    fn label(&self) -> String {
+        self.inner.label()
+    }
+
+    fn trace(&self) -> &Trace {
+        self.inner.trace()
+    }
+
     fn copy(&self, op: &Copy<'_, Self>) -> Result<()> {
         self.inner.copy(&Copy { from: &op.from.inner(), to: &op.to.inner() })
     }
@@ -123,10 +115,6 @@ impl<B: Backend> Backend for Observed<B> {
 
     fn clock(&self) -> Result<f64> {
         self.inner.clock()
-    }
-
-    fn zero(&self, t: &Tensor<Self>) -> Result<()> {
-        self.inner.zero(&t.inner())
     }
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Self>> {
@@ -187,7 +175,7 @@ impl<B: Backend> Backend for Observed<B> {
             };
             self.run(IndexRows { x: &y, indices, mode: IndexMode::ScatterAdd(&sum) })?;
         }
-        op.epilogue.apply(self, sum)
+        compose::apply(self, &op.epilogue, sum)
     }
 
     // ---- everything else goes to the inner backend ----------------------------------------------------------------

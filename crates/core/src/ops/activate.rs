@@ -1,9 +1,9 @@
 use super::{Check, Op};
-use crate::{Activation, Backend, Result, Tensor};
+use crate::{Activation, Memory, Result, Tensor};
 
 /// Activation: `act(gate) * up`, or `act(gate)` alone. [`Activation::Clamped`] also clamps `up` and adds 1.
 #[derive(Debug)]
-pub struct Activate<'a, B: Backend> {
+pub struct Activate<'a, B: Memory> {
     /// [rows, cols]
     pub gate: &'a Tensor<B>,
     /// [rows, cols]
@@ -12,7 +12,7 @@ pub struct Activate<'a, B: Backend> {
     pub act: Activation,
 }
 
-impl<B: Backend> Op<B> for Activate<'_, B> {
+impl<B: Memory> Op for Activate<'_, B> {
     /// [rows, cols]
     type Out = Tensor<B>;
     const NAME: &'static str = "activate";
@@ -23,9 +23,5 @@ impl<B: Backend> Op<B> for Activate<'_, B> {
         let Some(up) = self.up else { return Ok(()) };
         c.f32("up", up)?;
         c.shape("up", up, self.gate.rows(), self.gate.cols())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.activate(self)
     }
 }

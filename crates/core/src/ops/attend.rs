@@ -1,13 +1,13 @@
 use super::kv::check_kv;
 use super::{Check, Op};
-use crate::{AttnSpec, Backend, Heads, LayerKv, Result, StepPlan, Tensor};
+use crate::{AttnSpec, Heads, LayerKv, Memory, Result, StepPlan, Tensor};
 
 /// Paged attention of the step's tokens over the KV cache of their sequences.
 ///
 /// One op covers prefill, decode and any mix: spans of any length, read through page tables. A contiguous cache is
 /// one page as long as the sequence. The step's own keys and values are already in the cache.
 #[derive(Debug)]
-pub struct Attend<'a, B: Backend> {
+pub struct Attend<'a, B: Memory> {
     /// [tokens, query columns]
     pub q: &'a Tensor<B>,
     /// How the columns divide into heads.
@@ -20,7 +20,7 @@ pub struct Attend<'a, B: Backend> {
     pub plan: &'a StepPlan<B>,
 }
 
-impl<B: Backend> Op<B> for Attend<'_, B> {
+impl<B: Memory> Op for Attend<'_, B> {
     /// [tokens, query columns]
     type Out = Tensor<B>;
     const NAME: &'static str = "attend";
@@ -45,9 +45,5 @@ impl<B: Backend> Op<B> for Attend<'_, B> {
         c.that(self.spec.window != Some(0), "the window", "at least 1", 0)?;
         c.that(self.spec.chunk != Some(0), "the chunk", "at least 1", 0)?;
         check_kv(&c, &self.kv, self.heads, self.plan)
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.attend(self)
     }
 }

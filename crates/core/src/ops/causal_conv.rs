@@ -1,5 +1,5 @@
 use super::{Check, Op};
-use crate::{Backend, Result, StepPlan, Tensor};
+use crate::{Memory, Result, StepPlan, Tensor};
 
 /// Maximum kernel size.
 pub const MAX_KERNEL: usize = 16;
@@ -8,7 +8,7 @@ pub const MAX_KERNEL: usize = 16;
 ///
 /// Inputs from before the step are read from the state, and the last `kernel - 1` inputs are written back to it.
 #[derive(Debug)]
-pub struct CausalConv<'a, B: Backend> {
+pub struct CausalConv<'a, B: Memory> {
     /// [tokens, columns]
     pub x: &'a Tensor<B>,
     /// [kernel, columns]: the oldest token's weights first, the current token's last.
@@ -20,7 +20,7 @@ pub struct CausalConv<'a, B: Backend> {
 }
 
 /// `state` is contiguous `f32`, and every span of the plan has state rows within it.
-pub(super) fn check_states<B: Backend>(
+pub(super) fn check_states<B: Memory>(
     c: &Check,
     what: &'static str,
     state: &Tensor<B>,
@@ -35,7 +35,7 @@ pub(super) fn check_states<B: Backend>(
     c.that(fits, "the plan's states", format_args!("under {}", state.rows()), last.unwrap_or(0))
 }
 
-impl<B: Backend> Op<B> for CausalConv<'_, B> {
+impl<B: Memory> Op for CausalConv<'_, B> {
     /// Like `x`.
     type Out = Tensor<B>;
     const NAME: &'static str = "causal_conv";
@@ -49,9 +49,5 @@ impl<B: Backend> Op<B> for CausalConv<'_, B> {
         c.that((2..=MAX_KERNEL).contains(&kernel), "weight", format_args!("2 to {MAX_KERNEL} rows"), kernel)?;
         c.cols("window", self.window, (kernel - 1) * cols)?;
         check_states(&c, "window", self.window, self.plan)
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.causal_conv(self)
     }
 }

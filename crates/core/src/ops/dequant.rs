@@ -1,18 +1,18 @@
 use std::ops::Range;
 
 use super::{Check, Op};
-use crate::{Backend, Result, Tensor, Weight};
+use crate::{Memory, Result, Tensor, Weight};
 
 /// Dequantizes some rows of a weight to `f32`.
 #[derive(Debug)]
-pub struct Dequant<'a, B: Backend> {
+pub struct Dequant<'a, B: Memory> {
     /// [outputs, inputs]
     pub w: &'a Weight<B>,
     /// Range of outputs.
     pub rows: Range<usize>,
 }
 
-impl<B: Backend> Op<B> for Dequant<'_, B> {
+impl<B: Memory> Op for Dequant<'_, B> {
     /// [rows, inputs]
     type Out = Tensor<B>;
     const NAME: &'static str = "dequant";
@@ -21,9 +21,5 @@ impl<B: Backend> Op<B> for Dequant<'_, B> {
         let (c, have) = (Check(Self::NAME), self.w.rows());
         let within = self.rows.start <= self.rows.end && self.rows.end <= have;
         c.that(within, "the rows", format_args!("within 0..{have}"), format_args!("{:?}", self.rows))
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.dequant(self)
     }
 }

@@ -1,9 +1,9 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Tensor};
+use crate::{Memory, Result, Tensor};
 
 /// The operation of [`Eltwise`]. `y` broadcasts: one row over all rows of `x`, one column over all columns.
 #[derive(Debug)]
-pub enum EltwiseOp<'a, B: Backend> {
+pub enum EltwiseOp<'a, B: Memory> {
     /// `x + y`
     Add(&'a Tensor<B>),
     /// `x + scale * y`
@@ -20,14 +20,14 @@ pub enum EltwiseOp<'a, B: Backend> {
 
 /// Element-wise op on `x`, with an optional second tensor.
 #[derive(Debug)]
-pub struct Eltwise<'a, B: Backend> {
+pub struct Eltwise<'a, B: Memory> {
     /// [rows, cols]
     pub x: &'a Tensor<B>,
     /// The operation.
     pub op: EltwiseOp<'a, B>,
 }
 
-impl<'a, B: Backend> Eltwise<'a, B> {
+impl<'a, B: Memory> Eltwise<'a, B> {
     /// The second operand `y`, if the operation has one.
     pub fn other(&self) -> Option<&'a Tensor<B>> {
         match self.op {
@@ -39,7 +39,7 @@ impl<'a, B: Backend> Eltwise<'a, B> {
     }
 }
 
-impl<B: Backend> Op<B> for Eltwise<'_, B> {
+impl<B: Memory> Op for Eltwise<'_, B> {
     /// Like `x`.
     type Out = Tensor<B>;
     const NAME: &'static str = "eltwise";
@@ -52,9 +52,5 @@ impl<B: Backend> Op<B> for Eltwise<'_, B> {
         let rows = if y.rows() == 1 { 1 } else { self.x.rows() };
         let cols = if y.cols() == 1 { 1 } else { self.x.cols() };
         c.shape("y", y, rows, cols)
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.eltwise(self)
     }
 }

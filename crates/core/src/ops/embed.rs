@@ -1,9 +1,9 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Tensor, Weight};
+use crate::{Memory, Result, Tensor, Weight};
 
 /// Embedding lookup: rows of a table as `f32`, scaled.
 #[derive(Debug)]
-pub struct Embed<'a, B: Backend> {
+pub struct Embed<'a, B: Memory> {
     /// [vocabulary, dim]. Ids past the end yield rows of zeros.
     pub table: &'a Weight<B>,
     /// [1, tokens]
@@ -12,16 +12,12 @@ pub struct Embed<'a, B: Backend> {
     pub scale: f32,
 }
 
-impl<B: Backend> Op<B> for Embed<'_, B> {
+impl<B: Memory> Op for Embed<'_, B> {
     /// [tokens, dim]
     type Out = Tensor<B>;
     const NAME: &'static str = "embed";
 
     fn check(&self) -> Result<()> {
         Check(Self::NAME).ids("ids", self.ids, self.ids.cols())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.embed(self)
     }
 }

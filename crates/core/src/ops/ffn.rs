@@ -2,11 +2,11 @@ use super::linear::{check_linear, joint_cols};
 use super::lora::check_adapted;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Activation, Backend, LinearWeights, LoraRows, Norm, Result, Tensor};
+use crate::{Activation, LinearWeights, LoraRows, Memory, Norm, Result, Tensor};
 
 /// Feed-forward block: norm, up (and gate), activation, down.
 #[derive(Debug)]
-pub struct Ffn<'a, B: Backend> {
+pub struct Ffn<'a, B: Memory> {
     /// [rows, dim]
     pub x: &'a Tensor<B>,
     /// Norm of `x`.
@@ -23,7 +23,7 @@ pub struct Ffn<'a, B: Backend> {
     pub adapters: &'a [LoraRows<B>],
 }
 
-impl<B: Backend> Ffn<'_, B> {
+impl<B: Memory> Ffn<'_, B> {
     /// Whether `up` holds a gate as well.
     pub fn is_gated(&self) -> bool {
         joint_cols(self.up) == 2 * self.down.weight.cols()
@@ -31,7 +31,7 @@ impl<B: Backend> Ffn<'_, B> {
 }
 
 /// `up` fits the input, and `down` the output of `up` (half of it if gated).
-pub(super) fn check_block<B: Backend>(
+pub(super) fn check_block<B: Memory>(
     c: &Check,
     up: &[LinearWeights<B>],
     down: &LinearWeights<B>,
@@ -44,7 +44,7 @@ pub(super) fn check_block<B: Backend>(
     check_linear(c, down, width)
 }
 
-impl<B: Backend> Op<B> for Ffn<'_, B> {
+impl<B: Memory> Op for Ffn<'_, B> {
     /// [rows, dim]
     type Out = Tensor<B>;
     const NAME: &'static str = "ffn";
@@ -62,9 +62,5 @@ impl<B: Backend> Op<B> for Ffn<'_, B> {
         let fits = self.adapters.is_empty() || self.epilogue.softcap.is_none();
         c.that(fits, "epilogue", "no softcap with adapters", "one")?;
         self.epilogue.check(&c, self.x.rows(), self.down.weight.rows())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.ffn(self)
     }
 }

@@ -1,6 +1,6 @@
 use super::causal_conv::check_states;
 use super::{Check, Op};
-use crate::{Backend, Decay, DeltaHeads, Result, StepPlan, Tensor};
+use crate::{Decay, DeltaHeads, Memory, Result, StepPlan, Tensor};
 
 /// Maximum key dimension.
 pub const MAX_KEY_DIM: usize = 256;
@@ -11,7 +11,7 @@ pub const MAX_KEY_DIM: usize = 256;
 /// it at the query:
 /// `S *= exp(-rate * softplus(b + bias))`, `S += k (sigmoid(a) * (v - Sᵀk))ᵀ`, `y = Sᵀq / √key_dim`.
 #[derive(Debug)]
-pub struct GatedDelta<'a, B: Backend> {
+pub struct GatedDelta<'a, B: Memory> {
     /// [tokens, 2 * key columns]: queries, then keys.
     pub qk: &'a Tensor<B>,
     /// [tokens, value columns]
@@ -28,7 +28,7 @@ pub struct GatedDelta<'a, B: Backend> {
     pub plan: &'a StepPlan<B>,
 }
 
-impl<B: Backend> Op<B> for GatedDelta<'_, B> {
+impl<B: Memory> Op for GatedDelta<'_, B> {
     /// [tokens, value columns]
     type Out = Tensor<B>;
     const NAME: &'static str = "gated_delta";
@@ -57,9 +57,5 @@ impl<B: Backend> Op<B> for GatedDelta<'_, B> {
         c.row("bias", &self.decay.bias, values)?;
         c.cols("states", self.states, heads.state_len())?;
         check_states(&c, "states", self.states, self.plan)
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.gated_delta(self)
     }
 }

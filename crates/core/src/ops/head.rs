@@ -1,11 +1,11 @@
 use super::linear::check_linear;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Backend, LinearWeights, Norm, Result, Tensor};
+use crate::{LinearWeights, Memory, Norm, Result, Tensor};
 
 /// LM head: norm and logits of some rows.
 #[derive(Debug)]
-pub struct Head<'a, B: Backend> {
+pub struct Head<'a, B: Memory> {
     /// [tokens, dim]
     pub x: &'a Tensor<B>,
     /// [1, outputs]: rows of `x` whose logits are computed
@@ -18,7 +18,7 @@ pub struct Head<'a, B: Backend> {
     pub epilogue: Epilogue<'a, B>,
 }
 
-impl<B: Backend> Op<B> for Head<'_, B> {
+impl<B: Memory> Op for Head<'_, B> {
     /// [outputs, vocabulary]
     type Out = Tensor<B>;
     const NAME: &'static str = "head";
@@ -30,9 +30,5 @@ impl<B: Backend> Op<B> for Head<'_, B> {
         c.norm(self.norm, self.x.cols())?;
         check_linear(&c, self.weights, self.x.cols())?;
         self.epilogue.check(&c, self.rows.cols(), self.weights.weight.rows())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.head(self)
     }
 }

@@ -1,9 +1,9 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Tensor};
+use crate::{Memory, Result, Tensor};
 
 /// Mode of [`IndexRows`].
 #[derive(Debug)]
-pub enum IndexMode<'a, B: Backend> {
+pub enum IndexMode<'a, B: Memory> {
     /// Row `i` of the result is row `indices[i]` of `x`.
     Gather,
     /// Row `i` of `x` is added to row `indices[i]` of this tensor, which is also the result.
@@ -12,7 +12,7 @@ pub enum IndexMode<'a, B: Backend> {
 
 /// Row gather or scatter-add by indices on the device. Indices past the end yield rows of zeros, or add nothing.
 #[derive(Debug)]
-pub struct IndexRows<'a, B: Backend> {
+pub struct IndexRows<'a, B: Memory> {
     /// [rows, cols]
     pub x: &'a Tensor<B>,
     /// [1, count]
@@ -21,7 +21,7 @@ pub struct IndexRows<'a, B: Backend> {
     pub mode: IndexMode<'a, B>,
 }
 
-impl<B: Backend> Op<B> for IndexRows<'_, B> {
+impl<B: Memory> Op for IndexRows<'_, B> {
     /// [count, cols] when gathering, else the tensor added into.
     type Out = Tensor<B>;
     const NAME: &'static str = "index_rows";
@@ -37,9 +37,5 @@ impl<B: Backend> Op<B> for IndexRows<'_, B> {
                 c.cols("into", into, self.x.cols())
             }
         }
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.index_rows(self)
     }
 }

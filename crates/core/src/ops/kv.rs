@@ -1,9 +1,9 @@
 use super::{Check, Op};
-use crate::{Backend, Heads, LayerKv, Result, StepPlan, Tensor};
+use crate::{Heads, LayerKv, Memory, Result, StepPlan, Tensor};
 
 /// Writes the step's keys and values into the KV cache, each token to its slot.
 #[derive(Debug)]
-pub struct KvWrite<'a, B: Backend> {
+pub struct KvWrite<'a, B: Memory> {
     /// [tokens, key columns]
     pub k: &'a Tensor<B>,
     /// [tokens, value columns]
@@ -17,7 +17,7 @@ pub struct KvWrite<'a, B: Backend> {
 }
 
 /// The KV cache has pages of the plan's length for these heads, and enough of them for the plan.
-pub(super) fn check_kv<B: Backend>(
+pub(super) fn check_kv<B: Memory>(
     c: &Check,
     kv: &LayerKv<'_, B>,
     heads: Heads,
@@ -39,7 +39,7 @@ pub(super) fn check_kv<B: Backend>(
     c.that(kv.v.dtype() == kv.k.dtype(), "the type of the cache's values", kv.k.dtype(), kv.v.dtype())
 }
 
-impl<B: Backend> Op<B> for KvWrite<'_, B> {
+impl<B: Memory> Op for KvWrite<'_, B> {
     type Out = ();
     const NAME: &'static str = "kv_write";
 
@@ -50,9 +50,5 @@ impl<B: Backend> Op<B> for KvWrite<'_, B> {
             c.shape(what, t, tokens, self.heads.kv_cols())?;
         }
         check_kv(&c, &self.kv, self.heads, self.plan)
-    }
-
-    fn launch(&self, b: &B) -> Result<()> {
-        b.kv_write(self)
     }
 }

@@ -1,10 +1,10 @@
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Backend, LinearWeight, LinearWeights, Norm, Result, Tensor};
+use crate::{LinearWeight, LinearWeights, Memory, Norm, Result, Tensor};
 
 /// A linear layer: `x · weightᵀ + bias`, then the epilogue.
 #[derive(Debug)]
-pub struct Linear<'a, B: Backend> {
+pub struct Linear<'a, B: Memory> {
     /// [rows, inputs]
     pub x: &'a Tensor<B>,
     /// [outputs, inputs]
@@ -14,7 +14,7 @@ pub struct Linear<'a, B: Backend> {
 }
 
 /// The input, column order and bias fit the weight.
-pub(super) fn check_linear<B: Backend>(c: &Check, by: &LinearWeights<B>, inputs: usize) -> Result<()> {
+pub(super) fn check_linear<B: Memory>(c: &Check, by: &LinearWeights<B>, inputs: usize) -> Result<()> {
     c.that(by.weight.cols() == inputs, "x", format_args!("{} columns", by.weight.cols()), inputs)?;
     if let LinearWeight::ActOrder { order, .. } = &by.weight {
         c.ids("order", order, inputs)?;
@@ -23,11 +23,11 @@ pub(super) fn check_linear<B: Backend>(c: &Check, by: &LinearWeights<B>, inputs:
 }
 
 /// Output columns of several linear layers side by side.
-pub(super) fn joint_cols<B: Backend>(by: &[LinearWeights<B>]) -> usize {
+pub(super) fn joint_cols<B: Memory>(by: &[LinearWeights<B>]) -> usize {
     by.iter().map(|l| l.weight.rows()).sum()
 }
 
-impl<B: Backend> Op<B> for Linear<'_, B> {
+impl<B: Memory> Op for Linear<'_, B> {
     /// [rows, outputs]
     type Out = Tensor<B>;
     const NAME: &'static str = "linear";
@@ -38,15 +38,11 @@ impl<B: Backend> Op<B> for Linear<'_, B> {
         check_linear(&c, self.weights, self.x.cols())?;
         self.epilogue.check(&c, self.x.rows(), self.weights.weight.rows())
     }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.linear(self)
-    }
 }
 
 /// Several linear layers over one input, their outputs side by side, with an optional norm before them.
 #[derive(Debug)]
-pub struct LinearMany<'a, B: Backend> {
+pub struct LinearMany<'a, B: Memory> {
     /// [rows, inputs]
     pub x: &'a Tensor<B>,
     /// Norm of `x`.
@@ -55,14 +51,14 @@ pub struct LinearMany<'a, B: Backend> {
     pub weights: &'a [LinearWeights<B>],
 }
 
-impl<B: Backend> LinearMany<'_, B> {
+impl<B: Memory> LinearMany<'_, B> {
     /// Columns of the result.
     pub fn cols(&self) -> usize {
         joint_cols(self.weights)
     }
 }
 
-impl<B: Backend> Op<B> for LinearMany<'_, B> {
+impl<B: Memory> Op for LinearMany<'_, B> {
     /// [rows, sum of outputs]
     type Out = Tensor<B>;
     const NAME: &'static str = "linear_many";
@@ -74,9 +70,5 @@ impl<B: Backend> Op<B> for LinearMany<'_, B> {
             c.norm(norm, self.x.cols())?;
         }
         self.weights.iter().try_for_each(|l| check_linear(&c, l, self.x.cols()))
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.linear_many(self)
     }
 }

@@ -4,12 +4,12 @@ use super::linear::{check_linear, joint_cols};
 use super::matmul::Epilogue;
 use super::{Check, Op};
 use crate::lora::in_order;
-use crate::{Backend, LinearWeights, LoraPair, LoraRows, Norm, Result, Tensor};
+use crate::{LinearWeights, LoraPair, LoraRows, Memory, Norm, Result, Tensor};
 
 /// Linear layers over one input plus the LoRA deltas of its rows. Rows without an adapter are bit-identical to the
 /// result of [`Linear`](super::Linear) or [`LinearMany`](super::LinearMany).
 #[derive(Debug)]
-pub struct Lora<'a, B: Backend> {
+pub struct Lora<'a, B: Memory> {
     /// [rows, inputs]
     pub x: &'a Tensor<B>,
     /// Norm of `x`.
@@ -25,7 +25,7 @@ pub struct Lora<'a, B: Backend> {
 
 /// LoRA delta of one adapter to one of several layers.
 #[derive(Debug)]
-pub struct LoraDelta<'a, B: Backend> {
+pub struct LoraDelta<'a, B: Memory> {
     /// Index of the layer.
     pub layer: usize,
     /// Rows that get the delta.
@@ -39,7 +39,7 @@ pub struct LoraDelta<'a, B: Backend> {
 }
 
 /// All LoRA deltas to layers over one input, layer by layer.
-pub fn lora_deltas<'a, B: Backend>(
+pub fn lora_deltas<'a, B: Memory>(
     by: &'a [LinearWeights<B>],
     with: &'a [LoraRows<B>],
 ) -> impl Iterator<Item = LoraDelta<'a, B>> {
@@ -58,7 +58,7 @@ pub fn lora_deltas<'a, B: Backend>(
 }
 
 /// The adapters' row ranges are in order, and their factors fit the layers.
-pub(super) fn check_adapted<B: Backend>(
+pub(super) fn check_adapted<B: Memory>(
     c: &Check,
     by: &[LinearWeights<B>],
     with: &[LoraRows<B>],
@@ -77,14 +77,14 @@ pub(super) fn check_adapted<B: Backend>(
     })
 }
 
-impl<'a, B: Backend> Lora<'a, B> {
+impl<'a, B: Memory> Lora<'a, B> {
     /// Columns of the result.
     pub fn cols(&self) -> usize {
         joint_cols(self.weights)
     }
 }
 
-impl<B: Backend> Op<B> for Lora<'_, B> {
+impl<B: Memory> Op for Lora<'_, B> {
     /// [rows, sum of outputs]
     type Out = Tensor<B>;
     const NAME: &'static str = "lora";
@@ -102,9 +102,5 @@ impl<B: Backend> Op<B> for Lora<'_, B> {
             self.epilogue.softcap.is_none() && (plain || (self.weights.len() == 1 && self.norm.is_none()));
         c.that(fits, "epilogue", "none, or no softcap and one layer without a norm", "more")?;
         check_adapted(&c, self.weights, self.adapters, self.x.rows())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.lora(self)
     }
 }

@@ -1,9 +1,9 @@
-use super::{Check, Eltwise, EltwiseOp, Op};
-use crate::{Backend, Result, Tensor};
+use super::{Check, Op};
+use crate::{Memory, Result, Tensor};
 
 /// Epilogue of a product, applied before it is stored: `softcap(scale * y) + residual`.
 #[derive(Debug)]
-pub struct Epilogue<'a, B: Backend> {
+pub struct Epilogue<'a, B: Memory> {
     /// Multiplies the product including the bias.
     pub scale: f32,
     /// `cap * tanh(y / cap)`
@@ -12,7 +12,7 @@ pub struct Epilogue<'a, B: Backend> {
     pub residual: Option<&'a Tensor<B>>,
 }
 
-impl<'a, B: Backend> Epilogue<'a, B> {
+impl<'a, B: Memory> Epilogue<'a, B> {
     /// Identity.
     pub const NONE: Epilogue<'a, B> = Epilogue { scale: 1.0, softcap: None, residual: None };
 
@@ -31,15 +31,6 @@ impl<'a, B: Backend> Epilogue<'a, B> {
         then(Epilogue { scale: self.scale, softcap: self.softcap, residual: residual.as_ref() })
     }
 
-    /// Applies the epilogue to `x` as separate element-wise ops.
-    pub(crate) fn apply(&self, b: &B, x: Tensor<B>) -> Result<Tensor<B>> {
-        let mut then = Vec::new();
-        then.extend((self.scale != 1.0).then_some(EltwiseOp::Scale(self.scale)));
-        then.extend(self.softcap.map(EltwiseOp::SoftCap));
-        then.extend(self.residual.map(EltwiseOp::Add));
-        then.into_iter().try_fold(x, |x, op| b.run(Eltwise { x: &x, op }))
-    }
-
     pub(super) fn check(&self, c: &Check, rows: usize, cols: usize) -> Result<()> {
         let Some(residual) = self.residual else { return Ok(()) };
         c.f32("residual", residual)?;
@@ -48,17 +39,17 @@ impl<'a, B: Backend> Epilogue<'a, B> {
 }
 
 // By hand: deriving would ask for `B: Clone`.
-impl<B: Backend> Clone for Epilogue<'_, B> {
+impl<B: Memory> Clone for Epilogue<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: Backend> Copy for Epilogue<'_, B> {}
+impl<B: Memory> Copy for Epilogue<'_, B> {}
 
 /// `x · weightᵀ + bias` for a dense `weight`, then the epilogue.
 #[derive(Debug)]
-pub struct Matmul<'a, B: Backend> {
+pub struct Matmul<'a, B: Memory> {
     /// [rows, inputs]
     pub x: &'a Tensor<B>,
     /// [outputs, inputs], of any float type
@@ -69,7 +60,7 @@ pub struct Matmul<'a, B: Backend> {
     pub epilogue: Epilogue<'a, B>,
 }
 
-impl<B: Backend> Op<B> for Matmul<'_, B> {
+impl<B: Memory> Op for Matmul<'_, B> {
     /// [rows, outputs]
     type Out = Tensor<B>;
     const NAME: &'static str = "matmul";
@@ -83,9 +74,5 @@ impl<B: Backend> Op<B> for Matmul<'_, B> {
             c.row("bias", bias, self.weight.rows())?;
         }
         self.epilogue.check(&c, self.x.rows(), self.weight.rows())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.matmul(self)
     }
 }

@@ -1,16 +1,16 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Tensor};
+use crate::{Memory, Result, Tensor};
 
 /// Copies a view into another of the same shape and type.
 #[derive(Debug)]
-pub struct Copy<'a, B: Backend> {
+pub struct Copy<'a, B: Memory> {
     /// [rows, cols]
     pub from: &'a Tensor<B>,
     /// [rows, cols]
     pub to: &'a Tensor<B>,
 }
 
-impl<B: Backend> Op<B> for Copy<'_, B> {
+impl<B: Memory> Op for Copy<'_, B> {
     type Out = ();
     const NAME: &'static str = "copy";
 
@@ -18,9 +18,5 @@ impl<B: Backend> Op<B> for Copy<'_, B> {
         let c = Check(Self::NAME);
         c.shape("the target", self.to, self.from.rows(), self.from.cols())?;
         c.that(self.to.dtype() == self.from.dtype(), "the target's type", self.from.dtype(), self.to.dtype())
-    }
-
-    fn launch(&self, b: &B) -> Result<()> {
-        b.copy(self)
     }
 }

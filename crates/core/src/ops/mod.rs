@@ -1,4 +1,4 @@
-//! The ops, one file each: operands, check, launch.
+//! The ops, one file each: operands, result, check.
 //!
 //! `check` is shared by all devices: after it, a backend may rely on shapes and types, and a step can fail only
 //! because of the device. Activations are `f32`; weights and KV caches have various types.
@@ -51,18 +51,16 @@ pub use rope::Rope;
 pub use route::{MAX_EXPERTS, Route};
 pub use topk::{TopK, TopKOut};
 
-use crate::{Backend, DType, Error, Norm, Result, Tensor};
+use crate::{DType, Error, Memory, Norm, Result, Tensor};
 
-/// An operation that a backend can run.
-pub trait Op<B: Backend>: fmt::Debug {
+/// An operation, whichever backend runs it.
+pub trait Op: fmt::Debug {
     /// Its result.
     type Out;
     /// Its name in traces and error messages.
     const NAME: &'static str;
     /// Checks that the operands' shapes and types fit together.
     fn check(&self) -> Result<()>;
-    /// Calls the backend method. Called by [`Backend::run`] only.
-    fn launch(&self, b: &B) -> Result<Self::Out>;
 }
 
 /// Checks shared by ops, for the op of this name.
@@ -82,25 +80,25 @@ impl Check {
         }
     }
 
-    fn shape<B: Backend>(&self, what: &'static str, t: &Tensor<B>, rows: usize, cols: usize) -> Result<()> {
+    fn shape<B: Memory>(&self, what: &'static str, t: &Tensor<B>, rows: usize, cols: usize) -> Result<()> {
         let fits = t.rows() == rows && t.cols() == cols;
         let got = format_args!("[{}, {}]", t.rows(), t.cols());
         self.that(fits, what, format_args!("[{rows}, {cols}]"), got)
     }
 
-    fn cols<B: Backend>(&self, what: &'static str, t: &Tensor<B>, cols: usize) -> Result<()> {
+    fn cols<B: Memory>(&self, what: &'static str, t: &Tensor<B>, cols: usize) -> Result<()> {
         self.that(t.cols() == cols, what, format_args!("{cols} columns"), t.cols())
     }
 
-    fn f32<B: Backend>(&self, what: &'static str, t: &Tensor<B>) -> Result<()> {
+    fn f32<B: Memory>(&self, what: &'static str, t: &Tensor<B>) -> Result<()> {
         self.dtype(what, t, "f32", |d| d == DType::F32)
     }
 
-    fn float<B: Backend>(&self, what: &'static str, t: &Tensor<B>) -> Result<()> {
+    fn float<B: Memory>(&self, what: &'static str, t: &Tensor<B>) -> Result<()> {
         self.dtype(what, t, "f32, f16 or bf16", DType::is_float)
     }
 
-    fn dtype<B: Backend>(
+    fn dtype<B: Memory>(
         &self,
         what: &'static str,
         t: &Tensor<B>,
@@ -114,19 +112,19 @@ impl Check {
     }
 
     /// `t` is [1, count] of `u32` indices.
-    fn ids<B: Backend>(&self, what: &'static str, t: &Tensor<B>, count: usize) -> Result<()> {
+    fn ids<B: Memory>(&self, what: &'static str, t: &Tensor<B>, count: usize) -> Result<()> {
         self.dtype(what, t, "u32", |d| d == DType::U32)?;
         self.shape(what, t, 1, count)
     }
 
     /// `t` is [1, count] of `f32`, such as a bias.
-    fn row<B: Backend>(&self, what: &'static str, t: &Tensor<B>, count: usize) -> Result<()> {
+    fn row<B: Memory>(&self, what: &'static str, t: &Tensor<B>, count: usize) -> Result<()> {
         self.f32(what, t)?;
         self.shape(what, t, 1, count)
     }
 
     /// The norm divides `cols` columns into whole groups.
-    fn norm<B: Backend>(&self, norm: &Norm<B>, cols: usize) -> Result<()> {
+    fn norm<B: Memory>(&self, norm: &Norm<B>, cols: usize) -> Result<()> {
         let width = norm.weight.cols();
         self.row("the norm's weight", &norm.weight, width)?;
         self.that(

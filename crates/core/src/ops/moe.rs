@@ -1,11 +1,11 @@
 use super::ffn::check_block;
 use super::matmul::Epilogue;
 use super::{Check, Op};
-use crate::{Activation, Backend, Expert, Result, RoutingWeightOn, Tensor};
+use crate::{Activation, Expert, Memory, Result, RoutingWeightOn, Tensor};
 
 /// Mixture of experts, each a feed-forward block: a row of the result is the weighted sum of its experts' outputs.
 #[derive(Debug)]
-pub struct Moe<'a, B: Backend> {
+pub struct Moe<'a, B: Memory> {
     /// [rows, dim]
     pub x: &'a Tensor<B>,
     /// [rows, experts]: routing weights. An expert with weight 0 for a row need not be computed for it.
@@ -20,7 +20,7 @@ pub struct Moe<'a, B: Backend> {
     pub epilogue: Epilogue<'a, B>,
 }
 
-impl<B: Backend> Op<B> for Moe<'_, B> {
+impl<B: Memory> Op for Moe<'_, B> {
     /// [rows, dim]
     type Out = Tensor<B>;
     const NAME: &'static str = "moe";
@@ -46,9 +46,5 @@ impl<B: Backend> Op<B> for Moe<'_, B> {
             )?;
         }
         self.epilogue.check(&c, self.x.rows(), dim)
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.moe(self)
     }
 }

@@ -1,9 +1,9 @@
 use super::{Check, Op};
-use crate::{Backend, Norm, Result, Tensor};
+use crate::{Memory, Norm, Result, Tensor};
 
 /// RMSNorm or LayerNorm of each group of columns of each row, plus `residual` if there is one.
 #[derive(Debug)]
-pub struct Normalize<'a, B: Backend> {
+pub struct Normalize<'a, B: Memory> {
     /// [rows, groups * width]
     pub x: &'a Tensor<B>,
     /// Kind, weight and epsilon; a group is as wide as the weight.
@@ -12,7 +12,7 @@ pub struct Normalize<'a, B: Backend> {
     pub residual: Option<&'a Tensor<B>>,
 }
 
-impl<B: Backend> Op<B> for Normalize<'_, B> {
+impl<B: Memory> Op for Normalize<'_, B> {
     /// Like `x`.
     type Out = Tensor<B>;
     const NAME: &'static str = "normalize";
@@ -24,9 +24,5 @@ impl<B: Backend> Op<B> for Normalize<'_, B> {
         let Some(residual) = self.residual else { return Ok(()) };
         c.f32("residual", residual)?;
         c.shape("residual", residual, self.x.rows(), self.x.cols())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.normalize(self)
     }
 }

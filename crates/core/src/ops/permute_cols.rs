@@ -1,17 +1,17 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Tensor};
+use crate::{Memory, Result, Tensor};
 
 /// Column permutation (act-order): column `i` of the result is column `indices[i]` of `x`. Indices past the end yield
 /// zeros.
 #[derive(Debug)]
-pub struct PermuteCols<'a, B: Backend> {
+pub struct PermuteCols<'a, B: Memory> {
     /// [rows, cols]
     pub x: &'a Tensor<B>,
     /// [1, count]
     pub indices: &'a Tensor<B>,
 }
 
-impl<B: Backend> Op<B> for PermuteCols<'_, B> {
+impl<B: Memory> Op for PermuteCols<'_, B> {
     /// [rows, count]
     type Out = Tensor<B>;
     const NAME: &'static str = "permute_cols";
@@ -20,9 +20,5 @@ impl<B: Backend> Op<B> for PermuteCols<'_, B> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
         c.ids("indices", self.indices, self.indices.cols())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.permute_cols(self)
     }
 }

@@ -1,10 +1,10 @@
 use super::kv::check_kv;
 use super::{Check, Op};
-use crate::{Backend, Heads, LayerKv, QkNorm, Result, RopeTable, StepPlan, Tensor};
+use crate::{Heads, LayerKv, Memory, QkNorm, Result, RopeTable, StepPlan, Tensor};
 
 /// Splits a joint QKV projection, applies QK norm and RoPE, and writes K and V into the KV cache; returns the queries.
 #[derive(Debug)]
-pub struct QkvPrep<'a, B: Backend> {
+pub struct QkvPrep<'a, B: Memory> {
     /// [tokens, query + key + value columns]
     pub qkv: &'a Tensor<B>,
     /// How the columns divide into heads.
@@ -19,7 +19,7 @@ pub struct QkvPrep<'a, B: Backend> {
     pub plan: &'a StepPlan<B>,
 }
 
-impl<B: Backend> Op<B> for QkvPrep<'_, B> {
+impl<B: Memory> Op for QkvPrep<'_, B> {
     /// [tokens, query columns]
     type Out = Tensor<B>;
     const NAME: &'static str = "qkv_prep";
@@ -37,9 +37,5 @@ impl<B: Backend> Op<B> for QkvPrep<'_, B> {
             c.that(width <= dim, "the rotation's width", format_args!("at most {dim}"), width)?;
         }
         check_kv(&c, &self.kv, self.heads, self.plan)
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.qkv_prep(self)
     }
 }

@@ -1,9 +1,9 @@
 use super::{Check, Op};
-use crate::{Backend, Result, RopeTable, Tensor};
+use crate::{Memory, Result, RopeTable, Tensor};
 
 /// RoPE: rotates pairs of elements of each head by the angles of the row's position.
 #[derive(Debug)]
-pub struct Rope<'a, B: Backend> {
+pub struct Rope<'a, B: Memory> {
     /// [rows, heads * dim]
     pub x: &'a Tensor<B>,
     /// Elements of a head; those past the table's width are not rotated.
@@ -14,7 +14,7 @@ pub struct Rope<'a, B: Backend> {
     pub positions: &'a Tensor<B>,
 }
 
-impl<B: Backend> Op<B> for Rope<'_, B> {
+impl<B: Memory> Op for Rope<'_, B> {
     /// Like `x`.
     type Out = Tensor<B>;
     const NAME: &'static str = "rope";
@@ -33,9 +33,5 @@ impl<B: Backend> Op<B> for Rope<'_, B> {
         let whole = dim > 0 && self.x.cols().is_multiple_of(dim);
         c.that(whole, "x", format_args!("columns a multiple of {dim}"), self.x.cols())?;
         c.ids("positions", self.positions, self.x.rows())
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.rope(self)
     }
 }

@@ -1,19 +1,19 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Routing, Scores, Tensor};
+use crate::{Memory, Result, Routing, Scores, Tensor};
 
 /// Maximum experts of a layer: devices keep a bitmask with one bit per expert.
 pub const MAX_EXPERTS: usize = 1024;
 
 /// MoE router: from logits to routing weights, 0 for all but the selected experts.
 #[derive(Debug)]
-pub struct Route<'a, B: Backend> {
+pub struct Route<'a, B: Memory> {
     /// [tokens, experts]
     pub logits: &'a Tensor<B>,
     /// How experts are selected and weighted.
     pub routing: &'a Routing<B>,
 }
 
-impl<B: Backend> Op<B> for Route<'_, B> {
+impl<B: Memory> Op for Route<'_, B> {
     /// [tokens, experts]
     type Out = Tensor<B>;
     const NAME: &'static str = "route";
@@ -49,9 +49,5 @@ impl<B: Backend> Op<B> for Route<'_, B> {
             format_args!("1 to {open}"),
             self.routing.top_k,
         )
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.route(self)
     }
 }

@@ -1,9 +1,9 @@
 use super::{Check, Op};
-use crate::{Backend, Result, Tensor};
+use crate::{Memory, Result, Tensor};
 
 /// Top-k: the `k` largest elements of each row, largest first; ties go to the lower column. NaN ranks smallest.
 #[derive(Debug)]
-pub struct TopK<'a, B: Backend> {
+pub struct TopK<'a, B: Memory> {
     /// [rows, cols]
     pub x: &'a Tensor<B>,
     /// At least 1, at most `cols`.
@@ -12,14 +12,14 @@ pub struct TopK<'a, B: Backend> {
 
 /// Result of [`TopK`].
 #[derive(Debug)]
-pub struct TopKOut<B: Backend> {
+pub struct TopKOut<B: Memory> {
     /// [rows, k]
     pub values: Tensor<B>,
     /// [rows, k]: their columns
     pub ids: Tensor<B>,
 }
 
-impl<B: Backend> Op<B> for TopK<'_, B> {
+impl<B: Memory> Op for TopK<'_, B> {
     type Out = TopKOut<B>;
     const NAME: &'static str = "topk";
 
@@ -28,9 +28,5 @@ impl<B: Backend> Op<B> for TopK<'_, B> {
         c.f32("x", self.x)?;
         let most = self.x.cols();
         c.that((1..=most).contains(&self.k), "k", format_args!("1 to {most}"), self.k)
-    }
-
-    fn launch(&self, b: &B) -> Result<Self::Out> {
-        b.topk(self)
     }
 }

@@ -1,7 +1,7 @@
 //! Attention on the device: the step's tokens in tasks for the threads, or split-KV where the tasks are few.
 
 use tallow_core::ops::Attend;
-use tallow_core::{Backend, DType, Result, Tensor};
+use tallow_core::{DType, Memory, Result, Tensor};
 
 use super::device::{Cpu, SMALL};
 use crate::attention::{AttendTask, Pages, Partials, Stage};

@@ -4,14 +4,14 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use tallow_core::{Backend, DType, Error, Norm, Result, Tensor, Trace};
+use tallow_core::{Backend, DType, Error, Memory, Norm, Reading, Result, Tensor, Trace};
 
 use crate::arithmetic::Arithmetic;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::linear::LinearScratch;
 use crate::mat::{Mat, MatMut};
-use crate::memory::Arena;
+use crate::memory::{Arena, Buf};
 use crate::pool::Pool;
 use crate::rowwise::NormTask;
 
@@ -106,6 +106,47 @@ impl Cpu {
             }
         });
         Ok(out)
+    }
+}
+
+impl Memory for Cpu {
+    type Buf = Buf;
+
+    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Cpu>> {
+        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(dtype.size())).unwrap_or(usize::MAX);
+        match self.arena.alloc(bytes) {
+            Some(buf) => Ok(Tensor::whole(buf, dtype, rows, cols)),
+            None => Err(Error::OutOfMemory { device: "cpu".into(), asked: bytes }),
+        }
+    }
+
+    fn write(&self, to: &Tensor<Cpu>, bytes: &[u8]) -> Result<()> {
+        if !to.is_contiguous() || to.bytes() != bytes.len() {
+            let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
+            return Err(Error::Shape { op: "write", what: "the data", want, got });
+        }
+        // SAFETY: the view is contiguous and as long as `bytes`, and nothing else runs on this device meanwhile.
+        unsafe {
+            let start = to.buf().start().add(to.offset() * to.dtype().size());
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
+        }
+        Ok(())
+    }
+
+    fn read(&self, wanted: &mut [Reading<'_, Cpu>]) -> Result<()> {
+        for reading in wanted {
+            reading.check()?;
+            let from = reading.from;
+            let (size, width) = (from.dtype().size(), from.cols() * from.dtype().size());
+            for (r, out) in reading.to.chunks_exact_mut(width.max(1)).enumerate() {
+                // SAFETY: row `r` lies within the view, and nothing writes on this device meanwhile.
+                unsafe {
+                    let row = from.buf().start().add((from.offset() + r * from.stride()) * size);
+                    std::ptr::copy_nonoverlapping(row, out.as_mut_ptr(), width);
+                }
+            }
+        }
+        Ok(())
     }
 }
 

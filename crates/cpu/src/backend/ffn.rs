@@ -1,7 +1,7 @@
 //! First phase of an FFN on the device: gate, up and activation fused, so that the sums stay in the nearest cache.
 
 use tallow_core::ops::Ffn;
-use tallow_core::{Backend, DType, Result, Tensor};
+use tallow_core::{DType, Memory, Result, Tensor};
 
 use super::device::Cpu;
 use super::input::LinearInput;
@@ -62,7 +62,9 @@ impl Cpu {
 #[cfg(test)]
 mod tests {
     use tallow_core::ops::Epilogue;
-    use tallow_core::{Activation, Format, HostWeight, LinearWeights, Memory, Norm, NormKind, compose};
+    use tallow_core::{
+        Activation, Backend, Format, HostWeight, LinearWeights, Memory, Norm, NormKind, compose,
+    };
 
     use super::*;
     use crate::isa::Isa;

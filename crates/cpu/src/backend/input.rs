@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tallow_core::ops::Normalize;
-use tallow_core::{Backend, DType, Norm, Result, Tensor};
+use tallow_core::{Backend, DType, Memory, Norm, Result, Tensor};
 
 use super::device::{Cpu, norm_task};
 use crate::arithmetic::Arithmetic;

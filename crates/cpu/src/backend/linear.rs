@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use tallow_core::ops::Epilogue;
-use tallow_core::{Backend, DType, LinearWeights, Norm, Result, Tensor, Weight};
+use tallow_core::{DType, LinearWeights, Memory, Norm, Result, Tensor, Weight};
 
 use super::device::Cpu;
 use super::input::LinearInput;

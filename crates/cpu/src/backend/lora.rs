@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use tallow_core::ops::{Ffn, Lora, LoraDelta, lora_deltas};
-use tallow_core::{Backend, DType, LinearWeights, LoraRows, Result, Tensor, Weight};
+use tallow_core::{DType, LinearWeights, LoraRows, Memory, Result, Tensor, Weight};
 
 use super::device::Cpu;
 use super::ffn::activation_inputs;

@@ -23,7 +23,7 @@ use tallow_core::ops::{
     TopK, TopKOut,
 };
 use tallow_core::{
-    Backend, DType, Error, HostWeight, Norm, QkNorm, Reading, Result, Tensor, Trace, Weight, compose,
+    Backend, DType, Error, HostWeight, Memory, Norm, QkNorm, Result, Tensor, Trace, Weight, compose,
 };
 
 pub use device::Cpu;
@@ -32,58 +32,18 @@ use kv_cache::{CacheWriter, Prep};
 use linear::{OutputColumns, dense, source};
 
 use crate::mat::{Mat, MatMut};
-use crate::memory::Buf;
 use crate::pack::{PAIR, layout, pack_pair, packed_bytes};
 
 /// Most bytes of a source weight that a thread packs before it releases them (`HostWeight::release`).
 const HELD: usize = 1 << 20;
 
 impl Backend for Cpu {
-    type Buf = Buf;
-
     fn label(&self) -> String {
         format!("cpu ({}, {} threads)", self.isa(), self.threads())
     }
 
     fn trace(&self) -> &Trace {
         &self.trace
-    }
-
-    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Cpu>> {
-        let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(dtype.size())).unwrap_or(usize::MAX);
-        match self.arena.alloc(bytes) {
-            Some(buf) => Ok(Tensor::whole(buf, dtype, rows, cols)),
-            None => Err(Error::OutOfMemory { device: "cpu".into(), asked: bytes }),
-        }
-    }
-
-    fn write(&self, to: &Tensor<Cpu>, bytes: &[u8]) -> Result<()> {
-        if !to.is_contiguous() || to.bytes() != bytes.len() {
-            let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
-            return Err(Error::Shape { op: "write", what: "the data", want, got });
-        }
-        // SAFETY: the view is contiguous and as long as `bytes`, and nothing else runs on this device meanwhile.
-        unsafe {
-            let start = to.buf().start().add(to.offset() * to.dtype().size());
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
-        }
-        Ok(())
-    }
-
-    fn read(&self, wanted: &mut [Reading<'_, Cpu>]) -> Result<()> {
-        for reading in wanted {
-            reading.check()?;
-            let from = reading.from;
-            let (size, width) = (from.dtype().size(), from.cols() * from.dtype().size());
-            for (r, out) in reading.to.chunks_exact_mut(width.max(1)).enumerate() {
-                // SAFETY: row `r` lies within the view, and nothing writes on this device meanwhile.
-                unsafe {
-                    let row = from.buf().start().add((from.offset() + r * from.stride()) * size);
-                    std::ptr::copy_nonoverlapping(row, out.as_mut_ptr(), width);
-                }
-            }
-        }
-        Ok(())
     }
 
     fn copy(&self, op: &Copy<'_, Cpu>) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, Moe, Route};
-use tallow_core::{Backend, DType, Expert, LinearWeights, Result, Routing, RoutingWeightOn, Tensor};
+use tallow_core::{DType, Expert, LinearWeights, Memory, Result, Routing, RoutingWeightOn, Tensor};
 
 use super::device::Cpu;
 use super::ffn::activation_inputs;

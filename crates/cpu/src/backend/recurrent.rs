@@ -1,7 +1,7 @@
 //! Ops with recurrent state per sequence (causal convolution, gated delta rule), as pieces for the pool.
 
 use tallow_core::ops::{CausalConv, GatedDelta, MAX_KERNEL};
-use tallow_core::{Backend, DType, Result, Span, StateRows, Tensor};
+use tallow_core::{DType, Memory, Result, Span, StateRows, Tensor};
 
 use super::device::Cpu;
 use crate::mat::{Mat, MatMut};

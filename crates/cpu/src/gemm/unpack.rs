@@ -1,10 +1,8 @@
 //! Unpacks weights for GEMM and dequantization: one chunk of a panel at a time, into the nearest cache.
 
-use tallow_quant::MXFP4;
+use tallow_quant::{MXFP4, Scales};
 
-use crate::pack::{
-    CHUNK, HasPackedKind, LINE, PackedKind, PackedLayout, ROWS, SUBBLOCK, Scales, with_packed_kind,
-};
+use crate::pack::{CHUNK, HasPackedKind, LINE, PackedKind, PackedLayout, ROWS, SUBBLOCK, with_packed_kind};
 use crate::simd::Lines;
 
 /// An unpacked chunk of a panel: one byte per code, and scales. Fields that a `PackedKind` does not have are

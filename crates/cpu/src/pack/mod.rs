@@ -22,11 +22,11 @@ mod packed_kind;
 mod panel;
 mod weights;
 
-use tallow_quant::{Format, with_block};
+use tallow_quant::{Format, Scales, with_block};
 
 pub(crate) use layout::{PackedLayout, layout, packed_bytes};
-pub(crate) use packed_kind::{HasPackedKind, PackedKind, kinds, with_packed_kind};
-pub(crate) use panel::{CHUNK, LINE, PAIR, ROWS, SUBBLOCK, Scales};
+pub(crate) use packed_kind::{HasPackedKind, PackedKind, kinds, packed_kinds, with_packed_kind};
+pub(crate) use panel::{CHUNK, LINE, PAIR, ROWS, SUBBLOCK};
 pub(crate) use weights::PackedWeights;
 
 use layout::{HeaderMut, Packing};
@@ -76,25 +76,23 @@ fn plain_row(from: &[u8], size: usize, in_pairs: bool, row: usize, out: &mut [u8
 /// FP8 of one row: codes input by input, after the scales.
 fn floats_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8]) {
     let (head, codes) = out.split_at_mut(B::LAYOUT.shape.head(inputs));
-    let mut head = HeaderMut { bytes: head, row };
     let mut codes = codes[row..].iter_mut().step_by(ROWS);
     let mut some = [0; SUBBLOCK];
     for (i, block) in blocks.iter().enumerate() {
-        block.codes(&mut some);
-        block.head(i, &mut head);
+        block.unsigned_codes(&mut some);
+        block.write_scales(&mut HeaderMut::new::<B>(head, row, i));
         some.iter().zip(&mut codes).for_each(|(from, to)| *to = *from);
     }
 }
 
 fn blocks_row<B: Packing>(blocks: &[B], inputs: usize, row: usize, out: &mut [u8]) {
     let (head, planes) = out.split_at_mut(B::LAYOUT.shape.head(inputs));
-    let mut head = HeaderMut { bytes: head, row };
     let mut codes = [0u32; CHUNK / 4];
     let bytes = bytemuck::bytes_of_mut(&mut codes);
     for (i, (block, out)) in blocks.iter().zip(bytes.chunks_exact_mut(B::FORMAT.block_weights())).enumerate()
     {
-        block.codes(out);
-        block.head(i, &mut head);
+        block.unsigned_codes(out);
+        block.write_scales(&mut HeaderMut::new::<B>(head, row, i));
     }
     // Kernels see bytes. Shifts and masks below act within bytes, so endianness does not matter.
     let planes: &mut [u32] = bytemuck::cast_slice_mut(planes);

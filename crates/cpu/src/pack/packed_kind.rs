@@ -4,60 +4,86 @@
 //! their code: the width of codes, whether they index a table, how many inputs share a scale, and the kind of scales.
 //! The values that codes stand for are run-time data ([`PackedLayout`](super::PackedLayout)).
 
-use super::panel::{PanelShape, Scales};
+use tallow_quant::{Coding, Format, Scales};
 
-/// Packed weight type: bits of a code and kind of [`Scales`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PackedKind {
-    F32,
-    F16,
-    BF16,
-    TwoF16,
-    TwoNibbles,
-    ThreeBytes,
-    ThreeTableBytes,
-    FourF16,
-    FourAdd,
-    FourMin,
-    FourTableF16,
-    FourTableShort,
-    FourTableBytes,
-    FourTableExponents,
-    FiveF16,
-    FiveAdd,
-    FiveMin,
-    SixBytes,
-    EightF16,
-    EightF32,
-    EightFloats,
+use super::panel::PanelShape;
+
+/// Passes the list of all kinds to a macro, after the arguments `$with`: for each its bits of a code, whether codes
+/// index a table, inputs per scale, and [`Scales`].
+macro_rules! packed_kinds {
+    ([$($then:tt)*] $with:tt) => {
+        $($then)*! { @ $with
+            F32(32, false, 32, Plain)
+            F16(16, false, 32, Plain)
+            BF16(16, false, 32, Plain)
+            TwoF16(2, false, 32, F16)
+            TwoNibbles(2, false, 16, NibblesMin)
+            ThreeBytes(3, false, 16, Bytes)
+            ThreeTableBytes(3, true, 16, Bytes)
+            FourF16(4, false, 32, F16)
+            FourAdd(4, false, 32, F16Add)
+            FourMin(4, false, 32, BytesMin)
+            FourTableF16(4, true, 32, F16)
+            FourTableShort(4, true, 16, F16)
+            FourTableBytes(4, true, 32, Bytes)
+            FourTableExponents(4, true, 32, Exponents)
+            FiveF16(5, false, 32, F16)
+            FiveAdd(5, false, 32, F16Add)
+            FiveMin(5, false, 32, BytesMin)
+            SixBytes(6, false, 16, Bytes)
+            EightF16(8, false, 32, F16)
+            EightF32(8, false, 32, F32)
+            EightFloats(8, false, 32, PlainF32)
+        }
+    };
 }
 
+macro_rules! define {
+    (@ () $($name:ident($bits:literal, $looked_up:literal, $run:literal, $scales:ident))*) => {
+        /// Packed weight type: bits of a code and kind of [`Scales`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum PackedKind {
+            $($name,)*
+        }
+
+        impl PackedKind {
+            const ALL: &[PackedKind] = &[$(PackedKind::$name),*];
+
+            /// Layout of codes and scales.
+            pub(crate) const fn shape(self) -> PanelShape {
+                let (bits, looked_up, run, scales) = match self {
+                    $(PackedKind::$name => ($bits, $looked_up, $run, Scales::$scales),)*
+                };
+                PanelShape { bits, looked_up, run, scales }
+            }
+        }
+
+        /// One type per [`PackedKind`].
+        pub(crate) mod kinds {
+            $(pub(crate) enum $name {}
+
+            impl super::HasPackedKind for $name {
+                const KIND: super::PackedKind = super::PackedKind::$name;
+            })*
+        }
+    };
+}
+
+packed_kinds! { [define] () }
+
 impl PackedKind {
-    /// Layout of codes and scales.
-    pub(crate) const fn shape(self) -> PanelShape {
-        let (bits, looked_up, run, scales) = match self {
-            PackedKind::F32 => (32, false, 32, Scales::Plain),
-            PackedKind::F16 | PackedKind::BF16 => (16, false, 32, Scales::Plain),
-            PackedKind::TwoF16 => (2, false, 32, Scales::F16),
-            PackedKind::TwoNibbles => (2, false, 16, Scales::NibblesMin),
-            PackedKind::ThreeBytes => (3, false, 16, Scales::Bytes),
-            PackedKind::ThreeTableBytes => (3, true, 16, Scales::Bytes),
-            PackedKind::FourF16 => (4, false, 32, Scales::F16),
-            PackedKind::FourAdd => (4, false, 32, Scales::F16Add),
-            PackedKind::FourMin => (4, false, 32, Scales::BytesMin),
-            PackedKind::FourTableF16 => (4, true, 32, Scales::F16),
-            PackedKind::FourTableShort => (4, true, 16, Scales::F16),
-            PackedKind::FourTableBytes => (4, true, 32, Scales::Bytes),
-            PackedKind::FourTableExponents => (4, true, 32, Scales::Exponents),
-            PackedKind::FiveF16 => (5, false, 32, Scales::F16),
-            PackedKind::FiveAdd => (5, false, 32, Scales::F16Add),
-            PackedKind::FiveMin => (5, false, 32, Scales::BytesMin),
-            PackedKind::SixBytes => (6, false, 16, Scales::Bytes),
-            PackedKind::EightF16 => (8, false, 32, Scales::F16),
-            PackedKind::EightF32 => (8, false, 32, Scales::F32),
-            PackedKind::EightFloats => (8, false, 32, Scales::PlainF32),
-        };
-        PanelShape { bits, looked_up, run, scales }
+    /// The kind of a format's packed weights. Fails the build if kernels are compiled for none.
+    pub(crate) const fn of(format: Format, coding: &Coding) -> PackedKind {
+        // Not the shape tells bf16 from f16, but what the bits mean.
+        if matches!(format, Format::BF16) {
+            return PackedKind::BF16;
+        }
+        let mut i = 0;
+        while !PackedKind::ALL[i].shape().is(coding) {
+            i += 1;
+            assert!(i < PackedKind::ALL.len(), "no kernels for such codes and scales: it needs a PackedKind");
+        }
+        PackedKind::ALL[i]
     }
 }
 
@@ -67,30 +93,9 @@ pub(crate) trait HasPackedKind: 'static {
     const SHAPE: PanelShape = Self::KIND.shape();
 }
 
-/// One type per [`PackedKind`].
-pub(crate) mod kinds {
-    macro_rules! kinds {
-        ($($name:ident)*) => {
-            $(pub(crate) enum $name {}
-
-            impl super::HasPackedKind for $name {
-                const KIND: super::PackedKind = super::PackedKind::$name;
-            })*
-        };
-    }
-
-    kinds!(F32 F16 BF16 TwoF16 TwoNibbles ThreeBytes ThreeTableBytes FourF16 FourAdd FourMin FourTableF16
-        FourTableShort FourTableBytes FourTableExponents FiveF16 FiveAdd FiveMin SixBytes EightF16 EightF32 EightFloats);
-}
-
 /// Runs an expression with `$F` standing for the type of a [`PackedKind`] value.
 macro_rules! with_packed_kind {
-    ($kind:expr, $F:ident => $body:expr) => {
-        $crate::pack::with_packed_kind!(@ $kind, $F, $body,
-            F32 F16 BF16 TwoF16 TwoNibbles ThreeBytes ThreeTableBytes FourF16 FourAdd FourMin FourTableF16
-            FourTableShort FourTableBytes FourTableExponents FiveF16 FiveAdd FiveMin SixBytes EightF16 EightF32 EightFloats)
-    };
-    (@ $kind:expr, $F:ident, $body:expr, $($name:ident)*) => {
+    (@ ($kind:expr, $F:ident, $body:expr) $($name:ident $shape:tt)*) => {
         match $kind {
             $($crate::pack::PackedKind::$name => {
                 type $F = $crate::pack::kinds::$name;
@@ -98,6 +103,9 @@ macro_rules! with_packed_kind {
             })*
         }
     };
+    ($kind:expr, $F:ident => $body:expr) => {
+        $crate::pack::packed_kinds!([$crate::pack::with_packed_kind] ($kind, $F, $body))
+    };
 }
 
-pub(crate) use with_packed_kind;
+pub(crate) use {packed_kinds, with_packed_kind};

@@ -1,6 +1,8 @@
 //! Geometry of a panel: its rows, chunks, sub-blocks and lines, and where scales and codes lie in a chunk
 //! ([`PanelShape`]).
 
+use tallow_quant::{Coding, Scales};
+
 /// Rows of a panel.
 pub(crate) const ROWS: usize = 16;
 /// Rows of a pair of panels.
@@ -12,33 +14,6 @@ pub(crate) const SUBBLOCK: usize = 32;
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
 
-/// Scales at the head of a chunk, 16 values each, one per row.
-///
-/// Where the chunk's f16 or f32 scales are multiplied by integers of its runs, all products of the chunk are summed
-/// in integers, without rounding ([`PanelShape::has_int_scales`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scales {
-    /// None: the weights are floats.
-    Plain,
-    /// One f32 for each run of FP8 codes.
-    PlainF32,
-    /// One f16 scale per run.
-    F16,
-    /// Two f16 per run: scale and min, which is added.
-    F16Add,
-    /// One f32 for the chunk, and an `i8` factor per run.
-    Bytes,
-    /// Two f16 for the chunk, d and dmin. Per run, a byte that multiplies d (the scale), and a byte that multiplies
-    /// dmin (the min, which is subtracted).
-    BytesMin,
-    /// The same with both factors in the nibbles of one byte.
-    NibblesMin,
-    /// One f32 for the chunk.
-    F32,
-    /// One power-of-two exponent (E8M0) per run.
-    Exponents,
-}
-
 /// Layout of codes and scales in a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PanelShape {
@@ -48,10 +23,20 @@ pub(crate) struct PanelShape {
     pub looked_up: bool,
     /// Inputs that share a scale: 16 or 32.
     pub run: usize,
+    /// Scales at the head of a chunk, 16 values each, one per row. What the format has once for 256 weights the chunk
+    /// has once.
     pub scales: Scales,
 }
 
 impl PanelShape {
+    /// Whether blocks with this coding have this shape.
+    pub(super) const fn is(&self, coding: &Coding) -> bool {
+        self.bits == coding.bits
+            && self.looked_up == coding.table.is_some()
+            && self.run == coding.run
+            && self.scales as u8 == coding.scales as u8
+    }
+
     /// Whether weights are floats, without integer codes.
     pub(crate) const fn is_plain(&self) -> bool {
         matches!(self.scales, Scales::Plain | Scales::PlainF32)

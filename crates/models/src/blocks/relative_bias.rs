@@ -1,7 +1,7 @@
 //! Relative position bias (T5), expanded at load time from buckets to a table by distance: devices know no buckets.
 
 use tallow_checkpoint::tensor_names::Slot;
-use tallow_core::{Backend, Memory, Tensor};
+use tallow_core::{Backend, Tensor};
 
 use crate::Result;
 use crate::spec::RelativeBiasSpec;

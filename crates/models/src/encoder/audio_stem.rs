@@ -3,7 +3,7 @@
 
 use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Activate, Copy, Epilogue, IndexMode, IndexRows, Linear};
-use tallow_core::{Activation, Backend, DType, LinearWeights, Memory, Result, Tensor};
+use tallow_core::{Activation, Backend, DType, LinearWeights, Result, Tensor};
 
 use crate::Result as LoadResult;
 use crate::spec::encoder::AudioSpec;

@@ -17,8 +17,7 @@ mod sentence_transformers;
 use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Eltwise, EltwiseOp, Embed, IndexMode, IndexRows, Normalize};
 use tallow_core::{
-    Backend, DType, Error, LinearWeights, Memory, Norm, Result, RopeTable, Span, Step, StepPlan, Tensor,
-    Weight,
+    Backend, DType, Error, LinearWeights, Norm, Result, RopeTable, Span, Step, StepPlan, Tensor, Weight,
 };
 
 use crate::Result as LoadResult;

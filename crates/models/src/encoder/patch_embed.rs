@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Linear};
-use tallow_core::{Backend, LinearWeights, Memory, Result, Tensor};
+use tallow_core::{Backend, LinearWeights, Result, Tensor};
 
 use crate::Result as LoadResult;
 use crate::spec::encoder::{CHANNELS, PatchSpec};

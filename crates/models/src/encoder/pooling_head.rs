@@ -2,9 +2,7 @@
 
 use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Attend, Epilogue, IndexMode, IndexRows, Linear, Normalize, QkvPrep};
-use tallow_core::{
-    AttnSpec, Backend, Heads, LinearWeights, Memory, Norm, Result, Span, Step, StepPlan, Tensor,
-};
+use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, Result, Span, Step, StepPlan, Tensor};
 
 use super::{PAGE, Texts, pool};
 use crate::Result as LoadResult;

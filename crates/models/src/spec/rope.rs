@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use tallow_core::{Backend, Memory, Result, RopePairs, RopeTable};
+use tallow_core::{Backend, Result, RopePairs, RopeTable};
 
 /// A RoPE variant, as a model's settings describe it.
 #[derive(Debug, Clone, PartialEq)]

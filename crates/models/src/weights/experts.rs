@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::tensor_names::{Index, Indices, Joint, Slot, named};
 use tallow_checkpoint::{Kind, Stored};
-use tallow_core::{Backend, Expert, LinearWeights, Memory, Norm, Weight};
+use tallow_core::{Backend, Expert, LinearWeights, Norm, Weight};
 use tallow_quant::{Format, MXFP4};
 
 use super::transpose::{Transpose, plain};

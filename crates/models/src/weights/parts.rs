@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tallow_checkpoint::tensor_names::{Layout, Rate, Slot, named};
 use tallow_checkpoint::{Kind, Stored};
-use tallow_core::{Backend, Heads, HostWeight, LinearWeight, LinearWeights, Memory, Tensor, Weight};
+use tallow_core::{Backend, Heads, HostWeight, LinearWeight, LinearWeights, Tensor, Weight};
 use tallow_quant::Format;
 
 use super::{StreamCheck, Weights, not_taken, room};

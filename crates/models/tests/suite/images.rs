@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
 use serde_json::{Value, json};
-use tallow_core::{Backend, Memory, Tensor};
+use tallow_core::{Backend, Tensor};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_media::image::decode::decode;
 use tallow_models::encoder::PatchProcessor;

@@ -5,7 +5,9 @@ use std::fmt::Write;
 use std::ops::ControlFlow;
 
 use tallow_core::ops::TopK;
-use tallow_core::{Backend, DType, Launch, Null, Reading, Span, StateRows, Step, StepPlan, launch_table};
+use tallow_core::{
+    Backend, DType, Launch, Memory, Null, Reading, Span, StateRows, Step, StepPlan, launch_table,
+};
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;

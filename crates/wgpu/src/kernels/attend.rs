@@ -7,11 +7,11 @@
 //! the batch.
 
 use tallow_core::ops::Attend;
-use tallow_core::{Backend, DType, Result, Span, Tensor};
+use tallow_core::{DType, Memory, Result, Span, Tensor};
 
 use super::cache::Pages;
 use super::operand;
-use crate::backend::Wgpu;
+use crate::device::{Wgpu, block};
 use crate::gpu::Param::{F, U, View};
 use crate::gpu::{Access, Arg, Kernel, Launch};
 
@@ -61,7 +61,7 @@ impl Wgpu {
             View("pages", plan.pages.offset() as u32, plan.pages.stride() as u32),
         ];
         let mut args =
-            vec![Arg { name: "plan", of: "u32", access: Access::Read, block: super::block(&plan.starts)? }];
+            vec![Arg { name: "plan", of: "u32", access: Access::Read, block: block(&plan.starts)? }];
         let parts = match spread {
             true => Some(self.alloc(DType::F32, op.q.rows() * heads.q, segments * (heads.dim + 2))?),
             false => None,

@@ -6,14 +6,12 @@
 
 use tallow_core::{DType, Error, Heads, LayerKv, Result, StepPlan};
 
-use crate::backend::Wgpu;
+use crate::device::{MAX_BLOCKS, Wgpu};
 use crate::gpu::{Access, Arg, Kernel};
 
 /// Binding names of the blocks of a KV cache.
-const KEYS: [&str; 4] = ["k0", "k1", "k2", "k3"];
-const VALUES: [&str; 4] = ["v0", "v1", "v2", "v3"];
-/// Most blocks per K or V cache.
-pub(crate) const CACHE_BLOCKS: usize = KEYS.len();
+const KEYS: [&str; MAX_BLOCKS] = ["k0", "k1", "k2", "k3"];
+const VALUES: [&str; MAX_BLOCKS] = ["v0", "v1", "v2", "v3"];
 
 /// Layout of a KV cache, as far as it is fixed in a kernel's source.
 #[derive(Clone, Copy)]

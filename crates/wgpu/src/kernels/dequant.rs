@@ -5,7 +5,7 @@ use tallow_core::{Result, Tensor, Weight};
 
 use super::linear::Part;
 use super::operand;
-use crate::backend::Wgpu;
+use crate::device::Wgpu;
 use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Arg, Kernel, Launch};
 

@@ -6,14 +6,14 @@
 //! of an output are computed in parallel, by one workgroup per 32 outputs. For many rows a workgroup computes a tile of
 //! outputs and rows, strand after strand.
 
-use tallow_core::ops::Epilogue;
-use tallow_core::{Activation, Result, Tensor};
+use tallow_core::ops::{Epilogue, Ffn};
+use tallow_core::{Activation, LinearWeights, Result, Tensor, Weight};
 
 use super::operand;
-use crate::backend::Wgpu;
+use crate::device::{Wgpu, block};
 use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Arg, Block, Kernel, Launch};
-use crate::weights::{LANES, PARTS, SEGMENT, Stored};
+use crate::weights::{LANES, PARTS, SEGMENT, Stored, layout};
 
 /// Most rows for which the strands are computed in parallel.
 const FEW: usize = 8;
@@ -58,6 +58,73 @@ pub(crate) struct Product<'a> {
 }
 
 impl Wgpu {
+    /// The parts of a weight, one per block. The first output goes to column `column` of the result.
+    pub(crate) fn parts<'a>(
+        w: &'a Weight<Wgpu>,
+        bias: Option<&'a Tensor<Wgpu>>,
+        column: usize,
+    ) -> Result<Vec<Part<'a>>> {
+        let (rows, cols) = (w.rows(), w.cols());
+        Ok(match w {
+            Weight::Dense(t) => vec![Part {
+                stored: Stored::Rows(t.dtype()),
+                block: block(t)?,
+                base: t.offset(),
+                step: t.stride(),
+                rows,
+                cols,
+                bias,
+                bias_at: 0,
+                column,
+            }],
+            Weight::Blocks { data, format, .. } => {
+                let each = data.buf().rows_each() * LANES;
+                let part = |(i, block)| Part {
+                    stored: Stored::Packed(*format),
+                    block,
+                    base: 0,
+                    step: layout(*format).units(cols),
+                    rows: rows.saturating_sub(i * each).min(each),
+                    cols,
+                    bias,
+                    bias_at: i * each,
+                    column: column + i * each,
+                };
+                data.buf().blocks().iter().enumerate().map(part).collect()
+            }
+        })
+    }
+
+    /// The parts of several linear layers whose outputs are concatenated; `None` if one has act-order.
+    pub(crate) fn side_by_side(by: &[LinearWeights<Wgpu>]) -> Result<Option<Vec<Part<'_>>>> {
+        let mut column = 0;
+        let mut parts = Vec::new();
+        for linear in by {
+            let Some(weight) = linear.weight.in_order() else { return Ok(None) };
+            parts.extend(Wgpu::parts(weight, linear.bias.as_ref(), column)?);
+            column += weight.rows();
+        }
+        Ok(Some(parts))
+    }
+
+    /// Gate and up as two parts with the same outputs, where one gated kernel can compute both.
+    pub(crate) fn gated<'a>(op: &Ffn<'a, Wgpu>) -> Result<Option<[Part<'a>; 2]>> {
+        let width = op.down.weight.cols();
+        if !op.is_gated() || !Wgpu::is_few(op.x.rows()) || op.down.weight.in_order().is_none() {
+            return Ok(None);
+        }
+        let Some(parts) = Wgpu::side_by_side(op.up)? else { return Ok(None) };
+        Ok(match &parts[..] {
+            [gate, up] if gate.rows == width && up.rows == width => Some([*gate, *up]),
+            // Gate and up fused in one weight: up must begin at a whole group of rows.
+            [both] if matches!(both.stored, Stored::Packed(_)) && width.is_multiple_of(LANES) => {
+                let gate = Part { rows: width, ..*both };
+                Some([gate, Part { base: both.base + width / LANES, bias_at: width, ..gate }])
+            }
+            _ => None,
+        })
+    }
+
     /// Multiplies with all parts, `PARTS` per launch.
     pub(crate) fn multiply(&self, product: &Product<'_>, parts: &[Part<'_>]) -> Result<()> {
         parts.chunks(PARTS).try_for_each(|parts| self.multiply_some(product, parts))
@@ -132,7 +199,7 @@ impl Wgpu {
             params.extend(NAMES[i].iter().zip(numbers).map(|(name, n)| U(name, n as u32)));
             args.push(Arg { name: WEIGHTS[i], of: "u32", access: Access::Read, block: part.block });
             if let Some(bias) = part.bias {
-                let block = super::block(bias)?;
+                let block = block(bias)?;
                 args.push(Arg { name: BIASES[i], of: "f32", access: Access::Read, block });
             }
         }

@@ -8,22 +8,10 @@ pub(crate) mod qkv_prep;
 pub(crate) mod recurrent;
 pub(crate) mod rowwise;
 
-use tallow_core::{DType, Error, Result, Tensor};
+use tallow_core::{DType, Result, Tensor};
 
-use crate::backend::Wgpu;
-use crate::gpu::{Access, Arg, Block, Param};
-
-/// The one block of a tensor. Only weights and KV caches, whose kernels support it, may have several.
-pub(crate) fn block(t: &Tensor<Wgpu>) -> Result<&Block> {
-    match t.buf().blocks() {
-        [block] => Ok(block),
-        blocks => {
-            let most = blocks.first().map_or(0, Block::size);
-            let why = format!("{t:?} has {} bytes, and a kernel sees {most} of them at once", t.bytes());
-            Err(Error::Device { device: "the GPU".into(), why })
-        }
-    }
-}
+use crate::device::{Wgpu, block};
+use crate::gpu::{Access, Arg, Param};
 
 /// Binds a tensor as an array of its elements, and adds the view's offset and stride to `params`.
 pub(crate) fn operand<'a>(

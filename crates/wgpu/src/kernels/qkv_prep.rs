@@ -7,7 +7,7 @@ use tallow_core::{LayerKv, Norm, NormKind, Result, RopePairs, StepPlan, Tensor};
 
 use super::cache::Pages;
 use super::operand;
-use crate::backend::Wgpu;
+use crate::device::{Wgpu, block};
 use crate::gpu::Param::{F, U, View};
 use crate::gpu::{Access, Arg, Kernel, Launch, Param};
 
@@ -186,7 +186,7 @@ impl<'a> Prep<'a> {
             plan = Some(positions);
         }
         if let Some(plan) = plan {
-            args.push(Arg { name: "plan", of: "u32", access: Access::Read, block: super::block(plan)? });
+            args.push(Arg { name: "plan", of: "u32", access: Access::Read, block: block(plan)? });
         }
         Ok(())
     }

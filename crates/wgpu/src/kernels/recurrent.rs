@@ -3,8 +3,8 @@
 use tallow_core::ops::{CausalConv, GatedDelta};
 use tallow_core::{DeltaHeads, Result, Sharing, StepPlan, Tensor};
 
-use super::{block, operand};
-use crate::backend::Wgpu;
+use super::operand;
+use crate::device::{Wgpu, block};
 use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Arg, Kernel, Launch, Param};
 

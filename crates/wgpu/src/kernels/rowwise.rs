@@ -3,10 +3,10 @@
 use tallow_core::ops::{
     Activate, Copy, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Route, TopK, TopKOut,
 };
-use tallow_core::{Backend, DType, NormKind, Result, Scores, Tensor};
+use tallow_core::{DType, Memory, NormKind, Result, Scores, Tensor};
 
-use super::{block, operand};
-use crate::backend::Wgpu;
+use super::operand;
+use crate::device::{Wgpu, block};
 use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Arg, Kernel, Launch, Param};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tallow_core::{Backend, Memory};
+use tallow_core::Backend;
 use tallow_engine::handle::LoadLora;
 use tallow_engine::scheduler::Wanted;
 use tallow_models::Model;

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use tallow_core::{Backend, DType, Memory, Tensor};
+use tallow_core::{Backend, DType, Tensor};
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Texts, shortened};
 use tallow_models::spec::encoder::{CHANNELS, Pooling};
 

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use tallow_core::{Backend, Memory};
+use tallow_core::Backend;
 use tallow_engine::seq2seq::{DecoderSequence, EncoderInput, Seq2SeqRunner, SlotLimits};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 

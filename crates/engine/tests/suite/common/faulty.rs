@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use tallow_core::ops::*;
-use tallow_core::{Backend, DType, Error, Reading, Result, Tensor, Trace};
+use tallow_core::{Backend, DType, Error, Memory, Reading, Result, Tensor, Trace};
 
 /// A kernel panics at this token.
 pub(crate) const PANICS: u32 = 13;
@@ -67,16 +67,8 @@ fn f32s(t: &Tensor<Faulty>) -> Vec<f32> {
     elements(t).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-impl Backend for Faulty {
+impl Memory for Faulty {
     type Buf = Bytes;
-
-    fn label(&self) -> String {
-        "faulty".into()
-    }
-
-    fn trace(&self) -> &Trace {
-        &self.trace
-    }
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         let bytes = Rc::new(RefCell::new(vec![0; rows * cols * dtype.size()]));
@@ -99,14 +91,18 @@ impl Backend for Faulty {
         self.reads.borrow_mut().push(shapes.collect());
         Ok(())
     }
+}
 
-    fn copy(&self, _: &Copy<'_, Self>) -> Result<()> {
-        Ok(())
+impl Backend for Faulty {
+    fn label(&self) -> String {
+        "faulty".into()
     }
 
-    fn sync(&self) -> Result<()> {
-        Ok(())
+    fn trace(&self) -> &Trace {
+        &self.trace
     }
+
+    tallow_core::null_ops!();
 
     fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>> {
         drop(self.held.lock().unwrap());
@@ -123,54 +119,6 @@ impl Backend for Faulty {
         // A NaN token poisons the row after it in its sequence.
         let after = |r: usize| r > 0 && ids[r - 1] == NOT_A_NUMBER;
         self.fill(ids.len(), op.table.cols(), |r| if after(r) { f32::NAN } else { 0.0 })
-    }
-
-    fn normalize(&self, op: &Normalize<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.x.cols())
-    }
-
-    fn matmul(&self, op: &Matmul<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.weight.rows())
-    }
-
-    fn dequant(&self, op: &Dequant<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.rows.len(), op.w.cols())
-    }
-
-    fn rope(&self, op: &Rope<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.x.cols())
-    }
-
-    fn kv_write(&self, _: &KvWrite<'_, Self>) -> Result<()> {
-        Ok(())
-    }
-
-    fn attend(&self, op: &Attend<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.q.rows(), op.q.cols())
-    }
-
-    fn activate(&self, op: &Activate<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.gate.rows(), op.gate.cols())
-    }
-
-    fn eltwise(&self, op: &Eltwise<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.x.cols())
-    }
-
-    fn index_rows(&self, op: &IndexRows<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.indices.cols(), op.x.cols())
-    }
-
-    fn permute_cols(&self, op: &PermuteCols<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.x.rows(), op.indices.cols())
-    }
-
-    fn route(&self, op: &Route<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.logits.rows(), op.logits.cols())
-    }
-
-    fn gated_delta(&self, op: &GatedDelta<'_, Self>) -> Result<Tensor<Self>> {
-        self.like(op.v.rows(), op.v.cols())
     }
 
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {

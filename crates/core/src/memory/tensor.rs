@@ -7,10 +7,11 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::{Backend, DType};
+use super::Memory;
+use crate::DType;
 
 /// A view of `rows` x `cols` elements in a buffer of backend `B`. Cloning it clones the view, not the memory.
-pub struct Tensor<B: Backend> {
+pub struct Tensor<B: Memory> {
     buf: B::Buf,
     dtype: DType,
     rows: usize,
@@ -19,14 +20,14 @@ pub struct Tensor<B: Backend> {
     offset: usize,
 }
 
-impl<B: Backend> Tensor<B> {
+impl<B: Memory> Tensor<B> {
     /// A contiguous tensor over a whole buffer. For backends; models get tensors from ops.
     pub fn whole(buf: B::Buf, dtype: DType, rows: usize, cols: usize) -> Tensor<B> {
         Tensor { buf, dtype, rows, cols, stride: cols, offset: 0 }
     }
 
     /// The same view, with backend `C`'s handle to the buffer.
-    pub(crate) fn of<C: Backend>(&self, buf: C::Buf) -> Tensor<C> {
+    pub(crate) fn of<C: Memory>(&self, buf: C::Buf) -> Tensor<C> {
         let Tensor { dtype, rows, cols, stride, offset, .. } = *self;
         Tensor { buf, dtype, rows, cols, stride, offset }
     }
@@ -103,13 +104,13 @@ impl<B: Backend> Tensor<B> {
 }
 
 // By hand: deriving would ask for `B: Clone`.
-impl<B: Backend> Clone for Tensor<B> {
+impl<B: Memory> Clone for Tensor<B> {
     fn clone(&self) -> Self {
         Tensor { buf: self.buf.clone(), ..*self }
     }
 }
 
-impl<B: Backend> fmt::Debug for Tensor<B> {
+impl<B: Memory> fmt::Debug for Tensor<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}[{}, {}]", self.dtype, self.rows, self.cols)?;
         if !self.is_contiguous() {

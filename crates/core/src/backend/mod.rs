@@ -1,42 +1,30 @@
 //! [`Backend`]: the trait that every device implements.
 
-use std::fmt;
+pub mod compose;
+
 use std::time::Instant;
 
 use crate::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexRows, KvWrite,
     Linear, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route, TopK, TopKOut,
 };
-use crate::{DType, Elem, Error, HostWeight, Result, Tensor, Trace, Weight, compose};
+use crate::{HostWeight, Memory, Result, Tensor, Trace, Weight};
 
-/// A device and its queue. The value belongs to one thread, the engine's; it has no global state.
+/// A device: its [`Memory`] and its queue. The value belongs to one thread, the engine's; it has no global state.
 ///
-/// Ops execute in launch order; results are visible to [`read`](Backend::read) and after [`sync`](Backend::sync).
+/// Ops execute in launch order; results are visible to [`read`](Memory::read) and after [`sync`](Backend::sync).
 /// Ops return fresh tensors and leave their operands unchanged; only `copy`, `kv_write`, `index_rows` in scatter-add
 /// mode, and `causal_conv` and `gated_delta` (recurrent state) write into memory passed to them.
 ///
 /// Methods expect ops that have been checked. Call [`run`](Backend::run), which checks, records and launches.
-pub trait Backend: Sized + fmt::Debug + 'static {
-    /// A handle to device memory, freed (or reused) when the last clone is dropped.
-    type Buf: Clone + fmt::Debug;
-
-    // ---- required: device and memory ------------------------------------------------------------------------
+pub trait Backend: Memory {
+    // ---- required: the device -------------------------------------------------------------------------------
 
     /// The device's name for logs and messages.
     fn label(&self) -> String;
 
     /// The record of launched ops.
     fn trace(&self) -> &Trace;
-
-    /// Allocates a tensor, uninitialised.
-    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>>;
-
-    /// Copies `bytes` from the host into a contiguous tensor.
-    fn write(&self, to: &Tensor<Self>, bytes: &[u8]) -> Result<()>;
-
-    /// Copies tensors' elements to the host, row by row, waiting for the ops that compute them. All outputs of a step
-    /// are read in one call: with separate device memory a read costs a round trip, however small it is.
-    fn read(&self, wanted: &mut [Reading<'_, Self>]) -> Result<()>;
 
     /// Copies one view into another.
     fn copy(&self, op: &Copy<'_, Self>) -> Result<()>;
@@ -76,11 +64,6 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>>;
 
     // ---- fused ops: defaults composed of the above, to be overridden for speed --------------------------------
-
-    /// Sets every element of a contiguous tensor to zero.
-    fn zero(&self, t: &Tensor<Self>) -> Result<()> {
-        compose::zero(self, t)
-    }
 
     /// Uploads a checkpoint's weight, packed as the device's kernels read it, or returns an error that says why not.
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Self>> {
@@ -137,68 +120,51 @@ pub trait Backend: Sized + fmt::Debug + 'static {
     // ---- provided: the entry point for models ----------------------------------------------------------------
 
     /// Checks an op, records it in the trace and launches it.
-    fn run<O: Op<Self>>(&self, op: O) -> Result<O::Out> {
+    fn run<O: Dispatch<Self>>(&self, op: O) -> Result<O::Out> {
         op.check()?;
         let _under_way = self.trace().enter(O::NAME);
-        op.launch(self)
+        op.dispatch(self)
     }
 }
 
-/// A read request: a tensor and the host buffer that receives its elements, row by row.
-#[derive(Debug)]
-pub struct Reading<'a, B: Backend> {
-    /// Source.
-    pub from: &'a Tensor<B>,
-    /// Destination, of exactly `from.bytes()` bytes.
-    pub to: &'a mut [u8],
+/// The backend method that runs an op.
+pub trait Dispatch<B: Backend>: Op {
+    /// Calls it. Called by [`Backend::run`] only.
+    fn dispatch(&self, b: &B) -> Result<Self::Out>;
 }
 
-impl<B: Backend> Reading<'_, B> {
-    /// Checks that the destination has the size of the source.
-    pub fn check(&self) -> Result<()> {
-        if self.from.bytes() == self.to.len() {
-            return Ok(());
-        }
-        let (want, got) = (format!("{} bytes", self.from.bytes()), format!("{} bytes", self.to.len()));
-        Err(Error::Shape { op: "read", what: "the room", want, got })
-    }
+macro_rules! dispatch {
+    ($($op:ident => $method:ident,)*) => {
+        $(impl<B: Backend> Dispatch<B> for $op<'_, B> {
+            fn dispatch(&self, b: &B) -> Result<Self::Out> {
+                b.$method(self)
+            }
+        })*
+    };
 }
 
-/// Typed uploads and downloads, provided for every backend.
-pub trait Memory: Backend {
-    /// Uploads `data` as a [rows, cols] tensor.
-    fn upload<T: Elem>(&self, data: &[T], rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        if rows.checked_mul(cols) != Some(data.len()) {
-            let (want, got) = (format!("{rows} x {cols} elements"), data.len().to_string());
-            return Err(Error::Shape { op: "upload", what: "data", want, got });
-        }
-        let t = self.alloc(T::DTYPE, rows, cols)?;
-        self.write(&t, bytemuck::cast_slice(data))?;
-        Ok(t)
-    }
-
-    /// Uploads `data` as a [1, len] tensor.
-    fn upload_row<T: Elem>(&self, data: &[T]) -> Result<Tensor<Self>> {
-        self.upload(data, 1, data.len())
-    }
-
-    /// Downloads a tensor's elements, row by row.
-    fn download<T: Elem>(&self, t: &Tensor<Self>) -> Result<Vec<T>> {
-        if t.dtype() != T::DTYPE {
-            let (what, want) = ("the tensor's elements", T::DTYPE.name());
-            return Err(Error::Type { op: "download", what, want, got: t.dtype() });
-        }
-        let mut data = vec![T::zeroed(); t.len()];
-        self.read(&mut [Reading { from: t, to: bytemuck::cast_slice_mut(&mut data) }])?;
-        Ok(data)
-    }
-
-    /// Allocates a tensor of zeros.
-    fn zeros(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
-        let t = self.alloc(dtype, rows, cols)?;
-        self.zero(&t)?;
-        Ok(t)
-    }
+dispatch! {
+    Copy => copy,
+    Embed => embed,
+    Normalize => normalize,
+    Matmul => matmul,
+    Dequant => dequant,
+    Rope => rope,
+    KvWrite => kv_write,
+    Attend => attend,
+    Activate => activate,
+    Eltwise => eltwise,
+    IndexRows => index_rows,
+    PermuteCols => permute_cols,
+    Route => route,
+    GatedDelta => gated_delta,
+    TopK => topk,
+    Linear => linear,
+    LinearMany => linear_many,
+    Lora => lora,
+    QkvPrep => qkv_prep,
+    CausalConv => causal_conv,
+    Ffn => ffn,
+    Moe => moe,
+    Head => head,
 }
-
-impl<B: Backend> Memory for B {}

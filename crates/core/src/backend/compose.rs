@@ -20,11 +20,6 @@ use crate::{
 /// Rows of a weight dequantized at a time: enough to keep a device busy, few enough for a small buffer.
 const TILE: usize = 256;
 
-/// Zeros a contiguous tensor by uploading zeros.
-pub fn zero<B: Backend>(b: &B, t: &Tensor<B>) -> Result<()> {
-    b.write(t, &vec![0; t.bytes()])
-}
-
 /// Checks that the weight has as many bytes as its format and shape require.
 pub fn check_weight(weight: &HostWeight<'_>) -> Result<()> {
     let HostWeight { format, rows, cols, bytes, .. } = *weight;
@@ -108,31 +103,31 @@ pub fn lora<B: Backend>(b: &B, op: &Lora<'_, B>) -> Result<Tensor<B>> {
         ([weights], None) => b.run(Linear { x: op.x, weights, epilogue: op.epilogue })?,
         _ => b.run(LinearMany { x: op.x, norm: op.norm, weights: op.weights })?,
     }; // [rows, sum of outputs]
-    let mut additions = lora_deltas(op.weights, op.adapters).peekable();
-    if additions.peek().is_none() {
+    let mut deltas = lora_deltas(op.weights, op.adapters).peekable();
+    if deltas.peek().is_none() {
         return Ok(y);
     }
     let normed = op.norm.map(|norm| b.run(Normalize { x: op.x, norm, residual: None })).transpose()?;
     let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
     // Layers of one checkpoint tensor share `lora_a`, whose product is computed once.
-    let mut gone: Vec<(LoraDelta<'_, B>, Tensor<B>)> = Vec::new();
-    for more in additions {
+    let mut products: Vec<(LoraDelta<'_, B>, Tensor<B>)> = Vec::new();
+    for delta in deltas {
         let same =
-            |(a, _): &&(LoraDelta<'_, B>, _)| Rc::ptr_eq(&a.pair.a, &more.pair.a) && a.rows == more.rows;
-        let narrow = match gone.iter().find(same) {
-            Some((_, narrow)) => narrow.clone(),
+            |(a, _): &&(LoraDelta<'_, B>, _)| Rc::ptr_eq(&a.pair.a, &delta.pair.a) && a.rows == delta.rows;
+        let ax = match products.iter().find(same) {
+            Some((_, ax)) => ax.clone(),
             None => {
-                let x = x.row_range(more.rows.clone());
-                let by = LinearWeights::new(Weight::clone(&more.pair.a), None);
-                b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE })? // [some, rank]
+                let x = x.row_range(delta.rows.clone());
+                let weights = &LinearWeights::new(Weight::clone(&delta.pair.a), None);
+                b.run(Linear { x: &x, weights, epilogue: Epilogue::NONE })? // [some, rank]
             }
         };
-        let to = y.row_range(more.rows.clone()).col_range(more.columns.clone());
-        let by = LinearWeights::new(more.pair.b.clone(), None);
-        let epilogue = Epilogue { scale: more.scale * op.epilogue.scale, ..Epilogue::add_to(&to) };
-        let sum = b.run(Linear { x: &narrow, weights: &by, epilogue })?; // [some, outputs]
+        let to = y.row_range(delta.rows.clone()).col_range(delta.columns.clone());
+        let weights = &LinearWeights::new(delta.pair.b.clone(), None);
+        let epilogue = Epilogue { scale: delta.scale * op.epilogue.scale, ..Epilogue::add_to(&to) };
+        let sum = b.run(Linear { x: &ax, weights, epilogue })?; // [some, outputs]
         b.run(Copy { from: &sum, to: &to })?;
-        gone.push((more, narrow));
+        products.push((delta, ax));
     }
     Ok(y)
 }
@@ -182,8 +177,8 @@ pub fn causal_conv<B: Backend>(b: &B, op: &CausalConv<'_, B>) -> Result<Tensor<B
         };
         let sum = (1..kernel)
             .try_fold(term(0)?, |sum, i| b.run(Eltwise { x: &sum, op: EltwiseOp::Add(&term(i)?) }))?; // [rows, columns]
-        let bent = b.run(Activate { gate: &sum, up: None, act: Activation::Silu })?;
-        b.run(Copy { from: &bent, to: &y.row_range(rows.clone()) })?;
+        let activated = b.run(Activate { gate: &sum, up: None, act: Activation::Silu })?;
+        b.run(Copy { from: &activated, to: &y.row_range(rows.clone()) })?;
         b.run(Copy { from: &all.row_range(span.rows..span.rows + before), to: &kept(state.to) })?;
         first = rows.end;
     }
@@ -199,11 +194,11 @@ pub fn ffn<B: Backend>(b: &B, op: &Ffn<'_, B>) -> Result<Tensor<B>> {
     }; // [rows, width or 2 * width]
     let gate = joint.col_range(0..width);
     let up = op.is_gated().then(|| joint.col_range(width..2 * width));
-    let bent = b.run(Activate { gate: &gate, up: up.as_ref(), act: op.act })?; // [rows, width]
+    let activated = b.run(Activate { gate: &gate, up: up.as_ref(), act: op.act })?; // [rows, width]
     match adapters {
-        [] => b.run(Linear { x: &bent, weights: op.down, epilogue: op.epilogue }),
+        [] => b.run(Linear { x: &activated, weights: op.down, epilogue: op.epilogue }),
         _ => b.run(Lora {
-            x: &bent,
+            x: &activated,
             norm: None,
             weights: std::slice::from_ref(op.down),
             epilogue: op.epilogue,
@@ -218,17 +213,26 @@ pub fn moe<B: Backend>(b: &B, op: &Moe<'_, B>) -> Result<Tensor<B>> {
     b.zero(&sum)?;
     for (i, Expert { up, down }) in op.experts.iter().enumerate() {
         let weight = op.routing_weights.col_range(i..i + 1); // [rows, 1]
-        let taken = |x: &Tensor<B>| b.run(Eltwise { x, op: EltwiseOp::Mul(&weight) });
-        let work = |x: &Tensor<B>| {
+        let weighted = |x: &Tensor<B>| b.run(Eltwise { x, op: EltwiseOp::Mul(&weight) });
+        let expert = |x: &Tensor<B>| {
             b.run(Ffn { x, norm: None, up, act: op.act, down, epilogue: Epilogue::NONE, adapters: &[] })
         };
         let y = match op.weight_on {
-            RoutingWeightOn::Output => taken(&work(op.x)?)?,
-            RoutingWeightOn::Input => work(&taken(op.x)?)?,
+            RoutingWeightOn::Output => weighted(&expert(op.x)?)?,
+            RoutingWeightOn::Input => expert(&weighted(op.x)?)?,
         };
         sum = b.run(Eltwise { x: &sum, op: EltwiseOp::Add(&y) })?;
     }
-    op.epilogue.apply(b, sum)
+    apply(b, &op.epilogue, sum)
+}
+
+/// An epilogue as separate element-wise ops.
+pub(crate) fn apply<B: Backend>(b: &B, epilogue: &Epilogue<'_, B>, x: Tensor<B>) -> Result<Tensor<B>> {
+    let mut then = Vec::new();
+    then.extend((epilogue.scale != 1.0).then_some(EltwiseOp::Scale(epilogue.scale)));
+    then.extend(epilogue.softcap.map(EltwiseOp::SoftCap));
+    then.extend(epilogue.residual.map(EltwiseOp::Add));
+    then.into_iter().try_fold(x, |x, op| b.run(Eltwise { x: &x, op }))
 }
 
 /// Gathers the output rows, then norm and LM head.

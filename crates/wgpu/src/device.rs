@@ -1,0 +1,200 @@
+//! [`Wgpu`]: the device and its memory.
+
+use std::fmt;
+use std::rc::Rc;
+
+use tallow_core::{DType, Error, Memory, Reading, Result, Tensor, Trace};
+
+use crate::gpu::{Block, Counts, Device, Found, Gpu};
+
+/// Most blocks of a tensor other than a weight: kernels that bind all of them have a fixed number of bindings.
+pub(crate) const MAX_BLOCKS: usize = 4;
+
+/// A GPU as a backend.
+pub struct Wgpu {
+    pub(crate) gpu: Rc<Gpu>,
+    pub(crate) trace: Trace,
+}
+
+/// Shares the device, its memory and its compiled kernels, but has a trace of its own.
+impl Clone for Wgpu {
+    fn clone(&self) -> Wgpu {
+        Wgpu { gpu: self.gpu.clone(), trace: Trace::default() }
+    }
+}
+
+/// A tensor's memory. A tensor larger than one storage binding is split into several blocks of the same number of whole
+/// rows.
+#[derive(Clone, Debug)]
+pub struct Buf {
+    blocks: Rc<[Block]>,
+    rows: usize,
+    /// Size of the tensor that it was allocated for; the blocks may be a little larger.
+    bytes: usize,
+}
+
+impl Buf {
+    pub(crate) fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Rows per block; the last block may have fewer.
+    pub(crate) fn rows_each(&self) -> usize {
+        self.rows
+    }
+}
+
+impl fmt::Debug for Wgpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.about().to_string())
+    }
+}
+
+impl Wgpu {
+    /// Opens a device.
+    pub fn open(found: &Found) -> Result<Wgpu> {
+        found.check()?;
+        Ok(Wgpu { gpu: Rc::new(Gpu::open(found)?), trace: Trace::default() })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn within(found: &Found, most: u64) -> Result<Wgpu> {
+        Ok(Wgpu { gpu: Rc::new(Gpu::within(found, most)?), trace: Trace::default() })
+    }
+
+    /// Name, driver and memory of the device.
+    pub fn about(&self) -> &Device {
+        self.gpu.about()
+    }
+
+    /// Counts of dispatches, submissions and reads so far.
+    pub fn counts(&self) -> Counts {
+        self.gpu.counts()
+    }
+
+    /// Allocates `rows` rows of `row_bytes` bytes in at most `most_blocks` blocks.
+    pub(crate) fn buf(&self, rows: usize, row_bytes: usize, most_blocks: usize) -> Result<Buf> {
+        let bytes = rows.saturating_mul(row_bytes);
+        let most = usize::try_from(self.gpu.most()).unwrap_or(usize::MAX);
+        if bytes <= most {
+            return Ok(Buf { blocks: Rc::new([self.gpu.alloc(bytes as u64)?]), rows: rows.max(1), bytes });
+        }
+        // Each block begins at a row boundary that is also a word boundary.
+        let each = if row_bytes.is_multiple_of(4) { most / row_bytes.max(1) } else { 0 };
+        if each == 0 || rows.div_ceil(each) > most_blocks {
+            return Err(Error::OutOfMemory { device: self.about().to_string(), asked: bytes });
+        }
+        let block = |first: usize| self.gpu.alloc((rows.min(first + each) - first) as u64 * row_bytes as u64);
+        let blocks = (0..rows).step_by(each).map(block).collect::<Result<_>>()?;
+        Ok(Buf { blocks, rows: each, bytes })
+    }
+
+    /// An `f32` tensor for the result of an op.
+    pub(crate) fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
+        self.alloc(DType::F32, rows, cols)
+    }
+
+    /// Byte offset of a view's first element, and the bytes from there to the end of its last one.
+    fn extent(t: &Tensor<Wgpu>) -> (usize, usize) {
+        let size = t.dtype().size();
+        let len = match t.is_empty() {
+            true => 0,
+            false => (t.rows() - 1) * t.stride() + t.cols(),
+        };
+        (t.offset() * size, len * size)
+    }
+
+    /// Writes bytes at any offset. wgpu writes whole words only, so partly covered words are read first.
+    fn write_bytes(&self, block: &Block, at: usize, bytes: &[u8]) -> Result<()> {
+        if at.is_multiple_of(4) && bytes.len().is_multiple_of(4) {
+            return self.gpu.write(block, at as u64, bytes);
+        }
+        let (first, last) = (at / 4 * 4, (at + bytes.len()).next_multiple_of(4));
+        let mut words = self.gpu.read(&[(block, first as u64, (last - first) as u64)])?;
+        words[at - first..at - first + bytes.len()].copy_from_slice(bytes);
+        self.gpu.write(block, first as u64, &words)
+    }
+}
+
+impl Memory for Wgpu {
+    type Buf = Buf;
+
+    fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
+        let full = || Error::OutOfMemory { device: self.about().to_string(), asked: usize::MAX };
+        let row = cols.checked_mul(dtype.size()).ok_or_else(full)?;
+        let buf = self.buf(rows, row, MAX_BLOCKS.min(self.gpu.pairs_beside(6)))?;
+        // Kernels index elements with 32 bits.
+        let elements = buf.rows_each().checked_mul(cols).filter(|n| u32::try_from(*n).is_ok());
+        if elements.is_none() {
+            return Err(Error::OutOfMemory {
+                device: self.about().to_string(),
+                asked: row.saturating_mul(rows),
+            });
+        }
+        Ok(Tensor::whole(buf, dtype, rows, cols))
+    }
+
+    fn write(&self, to: &Tensor<Wgpu>, bytes: &[u8]) -> Result<()> {
+        if !to.is_contiguous() || to.bytes() != bytes.len() {
+            let (want, got) = (format!("{to:?} without gaps"), format!("{} bytes", bytes.len()));
+            return Err(Error::Shape { op: "write", what: "the data", want, got });
+        }
+        let block_bytes = match to.buf().blocks() {
+            [_] => usize::MAX,
+            _ => to.buf().rows_each() * to.stride() * to.dtype().size(),
+        };
+        let (mut at, _) = Wgpu::extent(to);
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (block, start) = (&to.buf().blocks()[at / block_bytes], at % block_bytes);
+            let (now, later) = rest.split_at(rest.len().min(block_bytes - start));
+            self.write_bytes(block, start, now)?;
+            (rest, at) = (later, at + now.len());
+        }
+        Ok(())
+    }
+
+    fn read(&self, wanted: &mut [Reading<'_, Wgpu>]) -> Result<()> {
+        let mut places = Vec::new();
+        for reading in wanted.iter() {
+            reading.check()?;
+            let (start, len) = Wgpu::extent(reading.from);
+            let first = start / 4 * 4;
+            let len = if len == 0 { 0 } else { (start + len).next_multiple_of(4) - first };
+            places.push((block(reading.from)?, first as u64, len as u64));
+        }
+        let bytes = self.gpu.read(&places)?;
+        let mut at = 0;
+        for (reading, (_, first, len)) in wanted.iter_mut().zip(&places) {
+            let from = reading.from;
+            let (size, (start, _)) = (from.dtype().size(), Wgpu::extent(from));
+            let (width, mut row) = (from.cols() * size, at + start - *first as usize);
+            for out in reading.to.chunks_exact_mut(width.max(1)) {
+                out.copy_from_slice(&bytes[row..row + width]);
+                row += from.stride() * size;
+            }
+            at += *len as usize;
+        }
+        Ok(())
+    }
+
+    fn zero(&self, t: &Tensor<Wgpu>) -> Result<()> {
+        if t.bytes() != t.buf().bytes {
+            return self.write(t, &vec![0; t.bytes()]);
+        }
+        t.buf().blocks().iter().for_each(|block| self.gpu.clear(block));
+        Ok(())
+    }
+}
+
+/// The one block of a tensor. Only weights and KV caches, whose kernels support it, may have several.
+pub(crate) fn block(t: &Tensor<Wgpu>) -> Result<&Block> {
+    match t.buf().blocks() {
+        [block] => Ok(block),
+        blocks => {
+            let most = blocks.first().map_or(0, Block::size);
+            let why = format!("{t:?} has {} bytes, and a kernel sees {most} of them at once", t.bytes());
+            Err(Error::Device { device: "the GPU".into(), why })
+        }
+    }
+}

@@ -40,7 +40,7 @@ const KNOWN: [(&str, &[&str]); 9] = [
     ("crates/core/src", &["backend", "compose", "lora", "observe", "ops", "plan", "tensor", "weight"]),
     ("crates/engine/src", &["admission", "handle", "lora", "scheduler", "service"]),
     // Errors name repositories, and a repository's name that cannot be parsed is an error.
-    ("crates/hub/src", &["error", "name"]),
+    ("crates/hub/src", &["error", "name", "pick"]),
     (
         "crates/server/src",
         &[

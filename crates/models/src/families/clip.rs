@@ -1,8 +1,8 @@
 //! CLIP: a causal text encoder pooled at the end token, and an image encoder with a class token.
 
 use tallow_checkpoint::Result;
-use tallow_checkpoint::tensor_names::Slot;
 use tallow_checkpoint::config::{Config, Key, key};
+use tallow_checkpoint::tensor_names::Slot;
 
 use super::{Declared, EncoderFamily, towers};
 use crate::spec::Bias;

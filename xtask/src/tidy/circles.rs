@@ -14,7 +14,7 @@ use super::source::File;
 const KNOWN: [(&str, &[&str]); 2] = [
     ("crates/engine/src", &["admission", "handle", "lora", "scheduler", "service"]),
     // Errors name repositories, and a repository's name that cannot be parsed is an error.
-    ("crates/hub/src", &["error", "name"]),
+    ("crates/hub/src", &["error", "name", "pick"]),
 ];
 
 /// Imports between the modules of one folder, each with one place that has it.

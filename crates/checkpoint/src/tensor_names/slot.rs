@@ -151,12 +151,23 @@ impl Slot {
     /// Whether it is a norm whose weights may be stored minus an offset.
     pub fn is_norm(self) -> bool {
         use Slot::*;
-        match self {
-            OutputNorm | AttnNorm | AttnPostNorm | AttnQNorm | AttnKNorm | AttnQANorm | AttnKvANorm => true,
-            FfnNorm | FfnPostNorm | FfnPostNorm1 | FfnPreNorm2 | FfnPostNorm2 => true,
-            PerLayerProjNorm | PerLayerPostNorm => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            OutputNorm
+                | AttnNorm
+                | AttnPostNorm
+                | AttnQNorm
+                | AttnKNorm
+                | AttnQANorm
+                | AttnKvANorm
+                | FfnNorm
+                | FfnPostNorm
+                | FfnPostNorm1
+                | FfnPreNorm2
+                | FfnPostNorm2
+                | PerLayerProjNorm
+                | PerLayerPostNorm
+        )
     }
 
     /// Whether it is a table with a row per token or position, in whatever layout a file has linear layers.
@@ -167,11 +178,20 @@ impl Slot {
     /// Whether it is a tensor of Gated DeltaNet.
     pub fn is_gated_delta(self) -> bool {
         use Slot::*;
-        match self {
-            SsmIn | SsmQkv | SsmGate | SsmBetaAlpha | SsmBeta | SsmAlpha => true,
-            SsmConv1d | SsmA | SsmDt | SsmNorm | SsmOut => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            SsmIn
+                | SsmQkv
+                | SsmGate
+                | SsmBetaAlpha
+                | SsmBeta
+                | SsmAlpha
+                | SsmConv1d
+                | SsmA
+                | SsmDt
+                | SsmNorm
+                | SsmOut
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use tallow_checkpoint::Checkpoint;
-use tallow_hub::{HubError, ModelRef};
+use tallow_hub::{HubError, ModelRef, NameError};
 use tallow_models::encoder::EncoderModel;
 use tallow_models::recipe::Recipe;
 use tallow_models::seq2seq::Seq2SeqModel;
@@ -104,7 +104,7 @@ fn checkpoint(name: &str, offline: Option<Offline>) -> Result<Checkpoint, Failed
         return Err(Failed::new(format!("{}: {}", path.display(), unreadable(&there))));
     }
     let model = model.map_err(|e| match e {
-        HubError::Name { why, .. } => Failed::new(format!(
+        HubError::Name(NameError { why, .. }) => Failed::new(format!(
             "{name:?} is neither a file or folder here nor a valid hub name: {why}. Names look like org/name, \
              org/name:Q4_K_M or org/name@revision; `tallow search TEXT` finds short ones"
         )),

@@ -9,8 +9,9 @@ use std::time::SystemTime;
 
 use crate::blob::{Blob, has_length, incomplete, sync_folder};
 use crate::error::{HubError, Result};
-use crate::name::{ModelRef, RepoName, check_path, is_commit};
+use crate::name::{ModelRef, check_path, is_commit};
 use crate::pick::{self, Choice};
+use crate::repo::RepoName;
 
 /// Limits on what is read from the cache, since others write to it.
 const DEEPEST: usize = 8;

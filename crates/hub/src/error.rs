@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::name::RepoName;
+use crate::repo::{NameError, RepoName};
 
 pub(crate) type Result<T> = std::result::Result<T, HubError>;
 
@@ -12,16 +12,8 @@ pub(crate) type Result<T> = std::result::Result<T, HubError>;
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The text is not a model name.
-    #[error(
-        "{given:?} is not a model name: {why}. Names look like org/name, org/name:Q4_K_M or org/name@revision; \
-         `tallow search TEXT` finds short ones"
-    )]
-    Name {
-        /// The text, truncated.
-        given: String,
-        /// Why not.
-        why: String,
-    },
+    #[error(transparent)]
+    Name(#[from] NameError),
     /// The family has aliases, but not this one.
     #[error(
         "there is no {given:?} among the short names; there are {have}. Other models are named as org/name"
@@ -281,10 +273,6 @@ pub enum HubError {
 }
 
 impl HubError {
-    pub(crate) fn name(given: &str, why: &str) -> HubError {
-        HubError::Name { given: given.chars().take(80).collect(), why: why.to_owned() }
-    }
-
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> HubError {
         move |source| HubError::Io { doing, path: path.to_owned(), source }
     }

@@ -10,7 +10,8 @@ use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body, Proxy};
 
 use crate::error::{HubError, Result};
-use crate::name::{RepoName, is_hidden};
+use crate::name::is_hidden;
+use crate::repo::RepoName;
 use crate::settings::{Event, Ranges, Settings, Timing};
 
 /// Far longer than any listing of a model's files.
@@ -165,7 +166,7 @@ impl Http {
             let mut value = header::HeaderValue::from_str(&format!("Bearer {token}"))
                 .map_err(|_| bad(&settings.names.token, "it has characters that no token has"))?;
             value.set_sensitive(true);
-            Ok(value)
+            Ok::<_, HubError>(value)
         });
         let timing = settings.timing.clone();
         let proxy = proxy(settings)?;

@@ -10,8 +10,9 @@ use crate::cache::{Cache, Snapshot};
 use crate::download::download;
 use crate::error::{HubError, Result};
 use crate::http::{self, Http, Span, Target, Tries, Trouble};
-use crate::name::{ModelRef, RepoName, check_path, is_commit};
+use crate::name::{ModelRef, check_path, is_commit};
 use crate::pick::{has_tokenizer, pick};
+use crate::repo::RepoName;
 use crate::settings::{Event, Settings};
 
 /// Most attempts of a pull's first request, which shows whether the hub can be reached.

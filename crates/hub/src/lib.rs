@@ -25,11 +25,13 @@ mod name;
 mod pick;
 mod pieces;
 mod quant;
+mod repo;
 mod settings;
 
 pub use aliases::{ALIASES, Alias, is_alias, search};
 pub use cache::{Cache, CachedModel, Removed, Snapshot};
 pub use error::HubError;
 pub use hub::{Hub, Match};
-pub use name::{ModelRef, RepoName};
+pub use name::ModelRef;
+pub use repo::{NameError, RepoName};
 pub use settings::{Event, Names, Ranges, Settings, Timing};

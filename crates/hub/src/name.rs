@@ -4,65 +4,13 @@ use std::fmt;
 
 use crate::aliases::{self, Found};
 use crate::error::{HubError, Result};
+use crate::repo::{NameError, RepoName};
 
 /// Default branch.
 const MAIN: &str = "main";
 /// Limit of a file name in common file systems.
 const LONGEST_PART: usize = 255;
 const LONGEST_PATH: usize = 1024;
-
-/// Name of a repository on the hub: `org/name`, or `name` alone for the oldest ones.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RepoName(String);
-
-impl RepoName {
-    /// Parses a name by the hub's own rules.
-    pub fn parse(text: &str) -> Result<RepoName> {
-        let bad = |why: &str| Err(HubError::name(text, why));
-        let mut parts = 0;
-        for part in text.split('/') {
-            parts += 1;
-            if part.is_empty() || part.len() > 96 {
-                return bad("each part has 1 to 96 characters");
-            }
-            if !part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b)) {
-                return bad("only letters, digits, '-', '_' and '.' may occur");
-            }
-            let ends = |c| part.starts_with(c) || part.ends_with(c);
-            if ends('-') || ends('.') || part.contains("--") || part.contains("..") {
-                return bad("'-' and '.' may neither begin nor end a part, nor be doubled");
-            }
-        }
-        if parts > 2 {
-            return bad("it has more than two parts");
-        }
-        if text.ends_with(".git") {
-            return bad("it ends in .git");
-        }
-        Ok(RepoName(text.to_owned()))
-    }
-
-    /// The name as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// Name of its folder in the cache.
-    pub(crate) fn folder(&self) -> String {
-        format!("models--{}", self.0.replace('/', "--"))
-    }
-
-    /// The repository of a cache folder. `None` for datasets and everything else.
-    pub(crate) fn from_folder(folder: &str) -> Option<RepoName> {
-        RepoName::parse(&folder.strip_prefix("models--")?.replacen("--", "/", 1)).ok()
-    }
-}
-
-impl fmt::Display for RepoName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// A parsed model name: `org/name`, `org/name:quant`, `org/name@revision`, both, or an alias for `org/name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,7 +27,7 @@ impl ModelRef {
     /// Parses user input.
     pub fn parse(text: &str) -> Result<ModelRef> {
         if text.len() > LONGEST_PATH {
-            return Err(HubError::name(text, "it is too long"));
+            return Err(NameError::new(text, "it is too long").into());
         }
         let page = page(text)?;
         let (whole, text) = (text, page.as_ref().map_or(text, |page| page.name));
@@ -96,7 +44,7 @@ impl ModelRef {
             None => name.split_once(':').unwrap_or((name, "")),
         };
         if name.ends_with(':') || quant.chars().any(is_hidden) {
-            return Err(HubError::name(whole, "what follows ':' is no quantization"));
+            return Err(NameError::new(whole, "what follows ':' is no quantization").into());
         }
         let (quant, revision) = match page {
             Some(page) => (
@@ -144,15 +92,16 @@ fn page(text: &str) -> Result<Option<Page<'_>>> {
             let name = path.strip_prefix("library/").unwrap_or(path);
             return match aliases::find(name) {
                 Some(_) => Ok(Some(Page { name, revision: None, file: None })),
-                None => Err(HubError::name(
+                None => Err(NameError::new(
                     text,
                     "models come from huggingface.co, and Ollama's of this name is not known",
-                )),
+                )
+                .into()),
             };
         }
         _ if rest.is_some() || text.contains("://") => {
             let why = "it is an address, and only those at huggingface.co are models; another hub is set by HF_ENDPOINT";
-            return Err(HubError::name(text, why));
+            return Err(NameError::new(text, why).into());
         }
         _ => return Ok(None),
     }
@@ -160,10 +109,10 @@ fn page(text: &str) -> Result<Option<Page<'_>>> {
     let mut next = || parts.next().filter(|part| !part.is_empty());
     let (org, model, kind, revision, file) = (next(), next(), next(), next(), next());
     if matches!(org, None | Some("datasets" | "spaces" | "docs" | "models")) {
-        return Err(HubError::name(text, "it is the address of no model; a model's ends in org/name"));
+        return Err(NameError::new(text, "it is the address of no model; a model's ends in org/name").into());
     }
     if !matches!(kind, None | Some("tree" | "blob" | "resolve" | "raw")) {
-        return Err(HubError::name(text, "after org/name there may be tree, blob or resolve"));
+        return Err(NameError::new(text, "after org/name there may be tree, blob or resolve").into());
     }
     let whole = org.map_or(0, str::len) + model.map_or(0, |model| model.len() + 1);
     let name = path.get(..whole).unwrap_or(path);
@@ -180,7 +129,7 @@ fn parse_revision(whole: &str, text: &str) -> Result<String> {
         || !text.bytes().all(char_ok)
         || !text.split('/').all(part_ok)
     {
-        return Err(HubError::name(whole, "what follows '@' is no branch, tag or commit"));
+        return Err(NameError::new(whole, "what follows '@' is no branch, tag or commit").into());
     }
     Ok(text.to_owned())
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{HubError, Result};
-use crate::name::RepoName;
 use crate::quant::label;
+use crate::repo::RepoName;
 
 /// Default quantizations, most preferred first.
 const PREFERRED: &[&str] = &[

@@ -16,7 +16,7 @@ use ureq::http::{Method, header};
 use crate::blob::{CHUNK, PROGRESS, Partial};
 use crate::error::Result;
 use crate::http::{Answer, Http, Place, Span, Target, Tries, Trouble, cut_off};
-use crate::name::RepoName;
+use crate::repo::RepoName;
 use crate::settings::{Event, Ranges};
 
 /// Pieces that may be buffered beyond one per connection.

@@ -11,14 +11,15 @@ use tallow_core::Backend;
 use crate::answer::{Answer, TextStep};
 use crate::block_pool::{BlockPool, Chain};
 use crate::counts::StepCounts;
+use crate::failure::{Failure, Unfit};
 use crate::handle::{
-    Command, Done, EngineGuard, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Stats,
-    Submission, Timings,
+    Command, Done, EngineGuard, EngineHandle, Event, Finish, Info, Listener, LoadLora, Stats, Submission,
+    Timings,
 };
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::runner::{Outcome, Runner, SampleInput};
 use crate::sampler::{NotFinite, Sampler};
-use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId, Unfit};
+use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId};
 use crate::service::{self, BatchWorker, Lost, Messages, Service, SharedOf, StepError, Worker, run_batch};
 
 /// A model, its KV cache and its requests.

@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::admission::{Reply, Ticket};
 use crate::counts::StepSizes;
+pub use crate::failure::Failure;
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
 use crate::sampler::{Choice, Sampling};
 use crate::scheduler::ClientId;
@@ -139,29 +140,6 @@ pub struct Timings {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
-}
-
-/// Why a request failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// Invalid for this model: the caller's mistake.
-    #[error("{0}")]
-    Unfit(#[from] crate::scheduler::Unfit),
-    /// Too many running and waiting requests.
-    #[error("{0} requests are being served or waiting already; try again in a while")]
-    Full(usize),
-    /// No slot was free within `queue_timeout`.
-    #[error("no slot was free for {} s; try again in a while", .0.as_secs())]
-    QueueTimeout(Duration),
-    /// Too many bytes of the answer are unread.
-    #[error("the answer was not read as fast as it came, and there is no memory left for what is unread")]
-    Unread,
-    /// No more requests are accepted.
-    #[error("the server is shutting down")]
-    ShuttingDown,
-    /// Internal error that the caller cannot fix.
-    #[error("{0}")]
-    Broken(String),
 }
 
 /// Command to an engine.

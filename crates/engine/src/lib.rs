@@ -12,6 +12,7 @@ pub mod block_pool;
 pub mod counts;
 pub mod embedder;
 pub mod engine;
+pub mod failure;
 pub mod handle;
 pub mod kv_cache;
 pub mod lora;

@@ -98,7 +98,8 @@ impl<B: Backend> Runner<B> {
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
         let step = Step { states: self.kv.states(slots(batch)), ..plan::build(batch, self.page_len) };
-        let plan = StepPlan::new(&self.b, step)?.adapted(self.adapters.of(&batch.parts)?)?;
+        let loras = self.adapters.of(batch.parts.iter().map(|part| (part.tokens.len(), part.lora)))?;
+        let plan = StepPlan::new(&self.b, step)?.adapted(loras)?;
         let x = self.decoder.forward(&self.b, &plan, self.kv.layers(), see)?;
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }

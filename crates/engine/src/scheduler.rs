@@ -13,6 +13,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::block_pool::{BlockId, BlockPool, Chain};
+use crate::failure::Unfit;
 use crate::lora::LoraRef;
 
 /// Sequence id.
@@ -145,33 +146,6 @@ pub struct Progress {
     pub token: Option<u32>,
     /// Whether the sequence has reached its maximum length. It is then no longer in the scheduler.
     pub full: bool,
-}
-
-/// Why a sequence is rejected.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
-    /// The prompt has no tokens.
-    #[error("the prompt is empty")]
-    Empty,
-    /// The prompt does not fit the context.
-    #[error("the prompt has {prompt} tokens, and the context is {context}")]
-    TooLong {
-        /// Prompt tokens.
-        prompt: usize,
-        /// Context tokens.
-        context: usize,
-    },
-    /// The LoRA adapter has been unloaded.
-    #[error("the adapter is not loaded any more")]
-    NoAdapter,
-    /// A token id is outside the vocabulary.
-    #[error("the prompt has token {token}, and the model knows those under {vocab}")]
-    Unknown {
-        /// Token id.
-        token: u32,
-        /// Vocabulary size.
-        vocab: usize,
-    },
 }
 
 /// The scheduler's limits.

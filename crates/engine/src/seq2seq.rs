@@ -13,7 +13,7 @@ use tallow_models::seq2seq::Seq2Seq;
 
 use crate::admission::{Reply, Ticket};
 use crate::counts::StepCounts;
-use crate::handle::Failure;
+use crate::failure::Failure;
 use crate::kv_cache::{KvPool, KvShape};
 use crate::service::{self, Batch, BatchWorker, Handle, Lost, SharedOf, StepError, Worker, catch, run_batch};
 

@@ -17,7 +17,7 @@ use tallow_core::Error;
 
 use crate::admission::{Admission, Reply, Ticket};
 use crate::counts::StepCounts;
-use crate::handle::Failure;
+use crate::failure::Failure;
 
 /// Idle time before [`Worker::check`].
 const QUIET: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use tallow_models::speech::{Job, RATE, Speech};
 use tallow_text::tokenizer::{Shown, Special, TokenizeError, Tokenizer};
 use tokio::sync::oneshot;
 
-use crate::handle::Failure;
+use crate::failure::Failure;
 use crate::seq2seq::{EncoderInput, LogitsPolicy, Seq2SeqHandle, Task};
 
 /// Above this compression ratio a text is repetitive and is decoded again.

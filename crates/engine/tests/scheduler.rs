@@ -7,8 +7,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tallow_engine::block_pool::{BlockPool, Chain};
+use tallow_engine::failure::Unfit;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Unfit, Wanted,
+    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Wanted,
 };
 
 /// A request of a schedule.

@@ -39,6 +39,17 @@ pub enum Unfit {
         /// Context tokens.
         context: usize,
     },
+    /// The input of the encoder does not fit the KV cache.
+    #[error("the encoder's input has {tokens} tokens, and there is room for {room}")]
+    LongInput {
+        /// Tokens of the encoder's output.
+        tokens: usize,
+        /// The most that the KV cache holds beside a page for the decoder.
+        room: usize,
+    },
+    /// The input of the encoder is missing, or of another kind than the model takes.
+    #[error("{0}")]
+    Input(&'static str),
     /// The LoRA adapter has been unloaded.
     #[error("the adapter is not loaded any more")]
     NoAdapter,

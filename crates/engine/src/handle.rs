@@ -14,9 +14,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::admission::{Reply, Ticket};
 use crate::counts::StepSizes;
+use crate::encoder_input::EncoderInput;
 pub use crate::failure::Failure;
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
-use crate::sampler::{Choice, Sampling};
+use crate::sampler::{Choice, LogitsPolicy, Sampling};
 use crate::scheduler::ClientId;
 use crate::service::{Guard, Handle, Shared};
 
@@ -47,6 +48,10 @@ pub struct Request {
     pub adapter: Option<LoraRef>,
     /// Client; clients share the slots evenly.
     pub client: ClientId,
+    /// Encoder input, for a model with an encoder.
+    pub input: Option<Arc<EncoderInput>>,
+    /// Rules that choose the tokens in place of `sampling`.
+    pub policy: Option<Arc<dyn LogitsPolicy>>,
 }
 
 /// Counts the bytes of events sent to a request and not received yet: an engine generates whether or not its client
@@ -341,7 +346,8 @@ impl EngineHandle {
         unread: Option<Arc<dyn Unread>>,
     ) -> Result<UnboundedReceiver<Event>, Failure> {
         let (channel, receiver) = unbounded_channel();
-        let listener = self.admit(self.info().slots + self.info().queue, EventSender { channel, unread })?;
+        let most = self.info().slots.saturating_add(self.info().queue);
+        let listener = self.admit(most, EventSender { channel, unread })?;
         self.send(Command::Submit(Box::new(Submission { request, listener })));
         Ok(receiver)
     }

@@ -6,7 +6,6 @@ use serde_json::Value;
 use tallow_engine::handle::{EngineHandle, Info, Request};
 use tallow_engine::lora::LoraRef;
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::ClientId;
 
 use crate::errors::ApiError;
 use crate::fields::{Fields, integer, number, text, wrong};
@@ -143,8 +142,8 @@ impl Generation {
             salt: self.salt.clone(),
             score_prompt,
             adapter,
-            // Filled in by `run`.
-            client: ClientId::default(),
+            // The client is filled in by `run`.
+            ..Request::default()
         })
     }
 

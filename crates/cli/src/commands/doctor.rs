@@ -4,14 +4,13 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use tallow_core::conformance::{self, Suite};
-use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::AnyModel;
 use tallow_text::generation::Generation;
 
 use super::{counted, print};
 use crate::args::Doctor;
 use crate::devices::{Arithmetic, CpuOptions, CpuSpeeds, Device, Hardware, Isa, Task, candidates, cpu_name};
-use crate::memory::{Memory, Plan, size};
+use crate::memory::{Memory, Plan, Seq2SeqLimits, size};
 use crate::settings::{Defaults, EngineConfig, Flags, Sources, cores, resolve};
 use crate::{Failed, build, env, load, terminal};
 
@@ -42,15 +41,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
                 }
                 AnyModel::Seq2Seq(model) => {
                     let config = config(&args, sources, &model.generation()?)?;
-                    let (encoder_tokens, decoder_tokens) =
-                        (model.spec.encoder.context, model.spec.decoder.context);
-                    let limits = SlotLimits {
-                        slots: 1,
-                        encoder_tokens,
-                        decoder_tokens,
-                        dtype: config.kv.value.0,
-                        queue: 1,
-                    };
+                    let limits = Seq2SeqLimits::of(&model, 1, config.kv.value.0, config.batch.value);
                     return of_one_use(text, name, &config, |device| {
                         Plan::of_seq2seq(&model, limits, device)
                     });

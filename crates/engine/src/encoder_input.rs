@@ -1,6 +1,6 @@
 //! [`EncoderInput`]: what the encoder of an encoder-decoder model (T5, Whisper) reads of a request.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 /// Encoder input.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,14 +20,15 @@ pub struct InputDigest(pub [u32; 4]);
 pub struct InputKeys([RandomState; 2]);
 
 impl InputKeys {
-    /// Digest of an input.
-    pub fn digest(&self, input: &EncoderInput) -> InputDigest {
+    /// Digest of an input. Those of different salts differ, so that their requests share nothing.
+    pub fn digest(&self, salt: Option<&str>, input: &EncoderInput) -> InputDigest {
         let (kind, bytes): (u8, &[u8]) = match input {
             EncoderInput::Tokens(tokens) => (0, bytemuck::cast_slice(tokens)),
             EncoderInput::Mel(frames) => (1, bytemuck::cast_slice(frames)),
         };
         let [low, high] = self.0.each_ref().map(|key| {
             let mut hasher = key.build_hasher();
+            salt.hash(&mut hasher);
             hasher.write_u8(kind);
             hasher.write(bytes);
             hasher.finish()
@@ -59,11 +60,12 @@ mod tests {
             EncoderInput::Mel(vec![0.5; 100]),
             EncoderInput::Mel([vec![0.5; 99], vec![0.25]].concat()),
         ];
-        let digests = inputs.each_ref().map(|input| keys.digest(input));
+        let digests = inputs.each_ref().map(|input| keys.digest(None, input));
         for (i, digest) in digests.iter().enumerate() {
-            assert_eq!(*digest, keys.digest(&inputs[i].clone()));
+            assert_eq!(*digest, keys.digest(None, &inputs[i].clone()));
             assert!(digests[..i].iter().all(|other| other != digest), "{i}");
         }
-        assert_ne!(InputKeys::default().digest(&inputs[0]), digests[0]);
+        assert_ne!(keys.digest(Some("key 1"), &inputs[0]), digests[0]);
+        assert_ne!(InputKeys::default().digest(None, &inputs[0]), digests[0]);
     }
 }

@@ -270,7 +270,8 @@ impl<B: Backend> Engine<B> {
             return Err(Unfit::NoAdapter);
         }
         let tokens = self.runner.encoder_tokens(input)?;
-        let output = |(input, tokens)| EncoderOutput { input: self.inputs.digest(input), tokens };
+        let salt = request.salt.as_deref();
+        let output = |(input, tokens)| EncoderOutput { input: self.inputs.digest(salt, input), tokens };
         let cross = input.zip(tokens).map(output);
         let id = SeqId(self.next_id);
         self.next_id += 1;

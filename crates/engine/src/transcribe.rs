@@ -38,6 +38,8 @@ pub struct TranscribeOptions {
     pub temperature: f32,
     /// Client; clients share the slots evenly.
     pub client: ClientId,
+    /// Salt of the cache: only requests with the same salt share what was encoded.
+    pub salt: Option<String>,
 }
 
 /// A transcribed segment.
@@ -267,6 +269,7 @@ impl Transcriber {
                 stop_tokens: vec![self.speech.end],
                 ignore_end: true,
                 client: wish.client,
+                salt: wish.salt.clone(),
                 input: Some(input.clone()),
                 policy: Some(policy.clone()),
                 ..Request::default()

@@ -175,6 +175,10 @@ fn an_input_is_encoded_once() {
     let all = [0; 3].map(|_| handle.submit(request(other.clone(), max_new)).unwrap());
     all.into_iter().for_each(|receiver| assert_eq!(reason(&rest(receiver)), Finish::Length));
     assert_eq!(computed(&handle), before + other.len() as u64 + 3 * decoded);
+    // With another salt it is encoded again: how long that takes tells nothing of others.
+    let before = computed(&handle);
+    events(&handle, Request { salt: Some("key 1".into()), ..request(words.clone(), max_new) });
+    assert_eq!(computed(&handle), before + words.len() as u64 + decoded);
     handle.close();
 }
 

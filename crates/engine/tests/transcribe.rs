@@ -53,7 +53,7 @@ fn transcriber() -> (Transcriber, usize) {
 /// Options at a temperature where some texts are so unlikely that their window is decoded again.
 fn options(client: u64) -> TranscribeOptions {
     let (job, temperature, client) = (Job::Transcribe, 0.8, ClientId(client));
-    TranscribeOptions { language: None, job, prompt: String::new(), temperature, client }
+    TranscribeOptions { language: None, job, prompt: String::new(), temperature, client, salt: None }
 }
 
 /// Source of `seconds` of a tone.

@@ -100,10 +100,10 @@ impl Generation {
 
     /// Restricts prefix cache sharing to requests of the same caller, where callers have different keys.
     pub(crate) fn separate_cache(&mut self, caller: Caller) {
-        if let Caller::Key(n) = caller {
+        if let Some(key) = caller.salt() {
             // A client's own `cache_salt` cannot reach another caller's pages: the key's number comes first.
             let salt = self.salt.take().map_or_else(String::new, |salt| format!(":{salt}"));
-            self.salt = Some(format!("key {n}{salt}"));
+            self.salt = Some(key + &salt);
         }
     }
 

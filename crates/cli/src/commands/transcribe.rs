@@ -46,6 +46,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         prompt: args.prompt.clone(),
         temperature: args.temperature,
         client: ClientId::default(),
+        salt: None,
     };
     for (i, file) in args.files.iter().enumerate() {
         if args.files.len() > 1 && args.format == args::Transcript::Text {

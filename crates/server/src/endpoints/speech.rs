@@ -19,6 +19,7 @@ use crate::ServedSpeech;
 use crate::access::Notes;
 use crate::body;
 use crate::errors::ApiError;
+use crate::guard::Caller;
 use crate::metrics::TrackedRequest;
 use crate::multipart::{MultipartForm, boundary};
 use crate::state::{ActiveRequest, Model, Server};
@@ -57,6 +58,7 @@ async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -
     server.ready()?;
     let permit = permit(&server)?;
     let ctx = server.request_context(&request);
+    let salt = Caller::of(&request).salt();
     let (parts, body) = request.into_parts();
     let kind =
         parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -75,7 +77,7 @@ async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -
     let work = tokio::task::spawn_blocking(move || {
         // Released when this closure ends, even if nobody waits for it any more.
         let _held = (permit, ctx);
-        let parsed = parse(&own, &bytes, &boundary, job, client)?;
+        let parsed = parse(&own, &bytes, &boundary, job, (client, salt))?;
         // Keeps the file in place and drops what is around it.
         bytes.truncate(parsed.file.end);
         bytes.drain(..parsed.file.start);
@@ -120,7 +122,7 @@ fn parse(
     body: &[u8],
     boundary: &str,
     job: Job,
-    client: ClientId,
+    (client, salt): (ClientId, Option<String>),
 ) -> Result<TranscriptionRequest, ApiError> {
     let speech = &server.model.transcriber.speech;
     let mut form = MultipartForm::read(body, boundary)?;
@@ -165,7 +167,7 @@ fn parse(
     let file = start..start + file.len();
     Ok(TranscriptionRequest {
         file,
-        options: TranscribeOptions { language, job, prompt, temperature, client },
+        options: TranscribeOptions { language, job, prompt, temperature, client, salt },
         format,
     })
 }

@@ -183,7 +183,16 @@ impl Loading {
             let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
             let (id, slot, tokens, logits) = (SeqId(0), SlotId(0), vec![0; tokens], Wanted::Last);
             runner.logits(&Batch {
-                parts: vec![BatchPart { id, tokens, start: 0, blocks, slot, logits, lora: None }],
+                parts: vec![BatchPart {
+                    id,
+                    tokens,
+                    start: 0,
+                    blocks,
+                    slot,
+                    logits,
+                    lora: None,
+                    cross: None,
+                }],
             })?;
             runner.backend().sync()?;
         }

@@ -4,7 +4,6 @@ use std::fmt;
 
 use tallow_core::DType;
 use tallow_engine::kv_cache::KvShape;
-use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
 use tallow_models::seq2seq::Seq2SeqModel;
@@ -146,23 +145,23 @@ impl Plan {
     }
 
     /// Plan for a seq2seq (encoder-decoder) model.
-    pub(crate) fn of_seq2seq(model: &Seq2SeqModel, limits: SlotLimits, device: &Device) -> Plan {
+    pub(crate) fn of_seq2seq(model: &Seq2SeqModel, limits: Seq2SeqLimits, device: &Device) -> Plan {
         let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
-        let [own, given] = limits.shapes();
+        let shape = limits.shape();
         let frames = if model.takes_audio() { 4 * limits.encoder_tokens } else { 0 };
         let read = (limits.encoder_tokens + frames) * activations(&encoder.layers, encoder.dim);
-        let written = limits.decoder_tokens * activations(&decoder.layers, decoder.dim);
+        let written = limits.step() * activations(&decoder.layers, decoder.dim);
         let logits = 2 * limits.slots * decoder.vocab;
         let context = Setting { value: limits.decoder_tokens, origin: Origin::Model };
         Plan {
             weights: model.weight_bytes() as u64,
             adapters: 0,
-            kv: (own.bytes(decoder).saturating_add(given.bytes(decoder))) as u64,
+            kv: shape.bytes(decoder) as u64,
             workspace: ((read + written + logits) * DType::F32.size()) as u64,
             context,
             made_for: limits.decoder_tokens,
             slots: limits.slots,
-            shape: own,
+            shape,
             device: device.to_string(),
             memory: device.info().memory(),
         }
@@ -229,6 +228,46 @@ impl fmt::Display for Plan {
             size(self.workspace),
             size(self.total())
         )
+    }
+}
+
+/// Limits of a seq2seq (encoder-decoder) model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seq2SeqLimits {
+    /// Maximum running sequences.
+    pub slots: usize,
+    /// Maximum tokens of the encoder's output.
+    pub encoder_tokens: usize,
+    /// Maximum tokens that the decoder computes: prompt and answer, without the last token of the answer.
+    pub decoder_tokens: usize,
+    /// Data type of K and V.
+    pub dtype: DType,
+    /// Decoder tokens per step.
+    pub batch: usize,
+}
+
+impl Seq2SeqLimits {
+    /// As long as the model supports.
+    pub(crate) fn of(model: &Seq2SeqModel, slots: usize, dtype: DType, batch: usize) -> Seq2SeqLimits {
+        let (encoder_tokens, decoder_tokens) = (model.spec.encoder.context, model.spec.decoder.context);
+        Seq2SeqLimits { slots, encoder_tokens, decoder_tokens, dtype, batch }
+    }
+
+    /// Maximum tokens of a sequence: prompt and answer.
+    pub(crate) fn context(&self) -> usize {
+        self.decoder_tokens + 1
+    }
+
+    /// KV cache with pages for self-attention and cross-attention of all slots.
+    pub(crate) fn shape(&self) -> KvShape {
+        let pages = self.context().div_ceil(PAGE) + self.encoder_tokens.div_ceil(PAGE);
+        let pages = self.slots.saturating_mul(pages);
+        KvShape { dtype: self.dtype, page_len: PAGE, pages, sequences: self.slots }
+    }
+
+    /// Decoder tokens of the largest step.
+    fn step(&self) -> usize {
+        self.batch.min(self.slots * self.decoder_tokens).max(2 * self.slots)
     }
 }
 

@@ -1,30 +1,35 @@
-//! Starts a runner for a seq2seq (encoder-decoder) model.
+//! Starts an engine for a seq2seq (encoder-decoder) model.
 
 use std::ops::ControlFlow;
 
-use tallow_core::Backend;
-use tallow_engine::seq2seq::{
-    DecoderSequence, EncoderInput, Seq2SeqHandle, Seq2SeqRunner, SlotLimits, spawn,
-};
+use tallow_core::{Backend, Tensor};
+use tallow_engine::block_pool::BlockId;
+use tallow_engine::encoder_input::EncoderInput;
+use tallow_engine::engine::spawn;
+use tallow_engine::handle::{EngineHandle, Failure, Info};
+use tallow_engine::runner::Runner;
+use tallow_engine::sampler::Sampling;
+use tallow_engine::scheduler::{Batch, BatchPart, CrossPart, Limits, SeqId, SlotId, Wanted};
 use tallow_engine::transcribe::Transcriber;
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
+use tallow_text::tokenizer::Tokenizer;
 
 use crate::devices::{CpuOptions, Device, Hardware, Task};
 use crate::encoder::Placement;
 use crate::fit::on_some_device;
-use crate::memory::Plan;
+use crate::memory::{PAGE, Plan, Seq2SeqLimits};
 use crate::notice::Notice;
 use crate::settings::KvType;
 use crate::{Failed, terminal};
 
 /// Handle of a running seq2seq model; closed on drop.
-pub(crate) struct Running(Seq2SeqHandle);
+pub(crate) struct Running(EngineHandle);
 
 impl std::ops::Deref for Running {
-    type Target = Seq2SeqHandle;
+    type Target = EngineHandle;
 
-    fn deref(&self) -> &Seq2SeqHandle {
+    fn deref(&self) -> &EngineHandle {
         &self.0
     }
 }
@@ -35,69 +40,116 @@ impl Drop for Running {
     }
 }
 
-/// Starts a seq2seq runner on the requested device or the best one with room. The choice is reported through `say`.
+/// Starts an engine under these names on the requested device or the best one with room. The choice is reported through
+/// `say`.
 pub(crate) fn start(
     model: &Seq2SeqModel,
+    tokenizer: &Tokenizer,
+    names: Vec<String>,
     placement: Placement,
-    limits: SlotLimits,
+    limits: Seq2SeqLimits,
     say: &dyn Fn(&Notice),
 ) -> Result<Running, Failed> {
     let plan = |device: &Device| Plan::of_seq2seq(model, limits, device);
     let handle = on_some_device(placement.device, plan, say, |device, _| {
-        device.run(StartSeq2Seq { model: model.clone(), limits, cpu: placement.cpu })
+        let (model, tokenizer, names) = (model.clone(), tokenizer.clone(), names.clone());
+        device.run(StartSeq2Seq { model, tokenizer, names, limits, cpu: placement.cpu })
     });
     Ok(Running(handle?))
 }
 
-/// Loads a model and starts the runner for it.
+/// Loads a model and starts the engine for it.
 struct StartSeq2Seq {
     model: Seq2SeqModel,
-    limits: SlotLimits,
+    tokenizer: Tokenizer,
+    names: Vec<String>,
+    limits: Seq2SeqLimits,
     cpu: CpuOptions,
 }
 
 impl Task for StartSeq2Seq {
-    type Output = Seq2SeqHandle;
+    type Output = EngineHandle;
 
-    fn run<H: Hardware>(self, device: H) -> Result<Seq2SeqHandle, Failed> {
-        let StartSeq2Seq { model, limits, cpu } = self;
-        spawn(limits, move || {
-            let runner = runner(device.open(cpu)?, &model, limits)?;
-            if device.traits().compiles_kernels {
-                warm_up(&runner, &model, limits)?;
-            }
-            Ok(runner)
-        })
+    fn run<H: Hardware>(self, device: H) -> Result<EngineHandle, Failed> {
+        let StartSeq2Seq { model, tokenizer, names, limits, cpu } = self;
+        let Seq2SeqLimits { slots, batch, .. } = limits;
+        let (context, shape) = (limits.context(), limits.shape());
+        let info = Info {
+            names,
+            tokenizer,
+            vocab: model.spec.decoder.vocab,
+            context,
+            slots,
+            // Whoever starts it limits the requests.
+            queue: usize::MAX,
+            queue_timeout: None,
+            page_len: shape.page_len,
+            pages: shape.pages,
+            sampling: Sampling::greedy(),
+            adapter_room: 0,
+        };
+        let steps =
+            Limits { context, slots, budget: batch, decode_budget: batch, all_logits: slots, prefixes: true };
+        spawn(
+            || Ok(info),
+            move || {
+                let runner = runner(device.open(cpu)?, &model, limits)?;
+                if device.traits().compiles_kernels {
+                    warm_up(&runner, &model, limits)?;
+                }
+                Ok((runner, steps))
+            },
+        )
     }
 }
 
 /// Encodes a dummy input and decodes one token.
 fn warm_up<B: Backend>(
-    runner: &Seq2SeqRunner<B>,
+    runner: &Runner<B>,
     model: &Seq2SeqModel,
-    limits: SlotLimits,
+    limits: Seq2SeqLimits,
 ) -> Result<(), Failed> {
-    let mel = model.spec.encoder.audio.map(|audio| vec![0.0; 2 * limits.encoder_tokens * audio.bands]);
-    let tokens = || EncoderInput::Tokens(vec![0; limits.encoder_tokens.min(64)]);
-    let read = runner.encode(0, &mel.map_or_else(tokens, EncoderInput::Mel))?.rows();
-    runner.step(&[DecoderSequence { place: 0, read, fed: 0, tokens: vec![model.spec.start] }])?;
-    Ok(())
+    let input = match model.spec.encoder.audio {
+        Some(audio) => EncoderInput::Mel(vec![0.0; 2 * limits.encoder_tokens * audio.bands]),
+        None => EncoderInput::Tokens(vec![0; limits.encoder_tokens.min(64)]),
+    };
+    let (_, part) = encoded(runner, &input, vec![model.spec.start], Wanted::Last)?;
+    runner.logits(&Batch { parts: vec![part] })?;
+    Ok(runner.backend().sync()?)
+}
+
+/// Encodes an input into the first pages of an unused KV cache. Returns the encoder's output, and the batch part that
+/// computes `tokens` with it.
+pub(crate) fn encoded<B: Backend>(
+    runner: &Runner<B>,
+    input: &EncoderInput,
+    tokens: Vec<u32>,
+    logits: Wanted,
+) -> Result<(Tensor<B>, BatchPart), Failed> {
+    let read = runner.encoder_tokens(Some(input)).map_err(Failure::from)?.unwrap_or(0);
+    let pages = [read, tokens.len()].map(|tokens| tokens.div_ceil(PAGE) as u32);
+    let cross: Vec<BlockId> = (0..pages[0]).map(BlockId).collect();
+    let x = runner.encode(input, &cross)?;
+    let (id, slot, blocks) = (SeqId(0), SlotId(0), (pages[0]..pages[0] + pages[1]).map(BlockId).collect());
+    let cross = Some(CrossPart { tokens: read, blocks: cross, encode: false });
+    Ok((x, BatchPart { id, tokens, start: 0, blocks, slot, logits, lora: None, cross }))
 }
 
 /// Loads a model with a progress bar.
-fn runner<B: Backend>(b: B, model: &Seq2SeqModel, limits: SlotLimits) -> Result<Seq2SeqRunner<B>, Failed> {
+fn runner<B: Backend>(b: B, model: &Seq2SeqModel, limits: Seq2SeqLimits) -> Result<Runner<B>, Failed> {
     let bar = terminal::loading_bar(model.weight_bytes());
     let loaded = Seq2Seq::load(&b, model, &mut |done, _| {
         bar.set_position(done as u64);
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    Ok(Seq2SeqRunner::new(b, loaded?, limits)?)
+    Ok(Runner::seq2seq(b, loaded?, limits.shape())?)
 }
 
-/// Starts a transcriber for up to `slots` recordings at a time.
+/// Starts a transcriber under these names for up to `slots` recordings at a time.
 pub(crate) fn transcriber(
     model: &Seq2SeqModel,
+    names: Vec<String>,
     placement: Placement,
     kv: KvType,
     slots: usize,
@@ -109,9 +161,9 @@ pub(crate) fn transcriber(
     };
     let tokenizer = model.tokenizer()?;
     let speech = Speech::read(model, &tokenizer)?;
-    let (encoder_tokens, decoder_tokens, queue) = (spec.encoder.context, spec.decoder.context, usize::MAX);
-    let limits = SlotLimits { slots, encoder_tokens, decoder_tokens, dtype: kv.0, queue };
-    let running = start(model, placement, limits, say)?;
-    let transcriber = Transcriber::new(running.clone(), speech, tokenizer, audio.bands);
+    let limits = Seq2SeqLimits::of(model, slots, kv.0, placement.batch);
+    let running = start(model, &tokenizer, names, placement, limits, say)?;
+    let transcriber =
+        Transcriber::new(running.clone(), speech, tokenizer, audio.bands, limits.encoder_tokens);
     Ok((running, transcriber))
 }

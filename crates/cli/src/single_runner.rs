@@ -209,6 +209,6 @@ impl<B: Backend> SingleRunner<B> {
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| BlockId(block as u32)).collect();
         let (id, slot) = (SeqId(sequence as u64), SlotId(sequence as u32));
         let lora = self.loras.get(sequence % self.loras.len().max(1)).copied();
-        BatchPart { id, tokens, start: self.tokens, blocks, slot, logits, lora }
+        BatchPart { id, tokens, start: self.tokens, blocks, slot, logits, lora, cross: None }
     }
 }

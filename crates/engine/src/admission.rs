@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::handle::Failure;
+use crate::failure::Failure;
 
 /// State shared by a service's handles and its thread.
 #[derive(Debug, Default)]

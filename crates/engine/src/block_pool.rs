@@ -3,8 +3,13 @@
 //! Host bookkeeping only; nothing here touches a tensor. A full page whose tokens are computed is *published* under the
 //! page before it and its own tokens; a later sequence with the same prefix shares the page (prefix caching). Keys are
 //! compared in full, so a hash collision cannot leak one user's cache to another.
+//!
+//! Pages with the cross-attention K and V of an encoder input are published under its digest: the encoder is
+//! bidirectional, so that they depend on all of the input, and either all of them are found or none counts.
 
 use std::collections::{BTreeMap, HashMap};
+
+use crate::encoder_input::InputDigest;
 
 /// Page of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,9 +23,12 @@ impl Chain {
     /// Start of sequences without a salt, which share their pages with each other.
     pub const ROOT: Chain = Chain(0);
 
+    /// What pages of cross-attention K and V follow.
+    const INPUT: Chain = Chain(1 << 62);
+
     /// Start of sequences that share pages only with those of the same salt.
     pub fn salted(salt: u64) -> Chain {
-        // Published pages count up from 1 and never reach bit 63.
+        // Published pages count up from 1 and never reach bits 62 and 63.
         Chain(salt | 1 << 63)
     }
 }
@@ -30,6 +38,14 @@ impl Chain {
 struct Content {
     after: Chain,
     tokens: Box<[u32]>,
+}
+
+impl Content {
+    /// Content of a page of cross-attention K and V: instead of tokens, the digest of the encoder input and the page's
+    /// index.
+    fn of_input(InputDigest([a, b, c, d]): InputDigest, page: u32) -> Content {
+        Content { after: Chain::INPUT, tokens: Box::new([a, b, c, d, page]) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -145,9 +161,24 @@ impl BlockPool {
         Some(id)
     }
 
+    /// Pages with the cross-attention K and V of an encoder input, if all of them are published.
+    pub fn find_input(&self, input: &InputDigest, pages: usize) -> Option<Vec<BlockId>> {
+        (0..pages as u32).map(|page| self.index.get(&Content::of_input(*input, page)).copied()).collect()
+    }
+
+    /// Publishes all pages with the cross-attention K and V of an encoder input.
+    pub fn publish_input(&mut self, input: &InputDigest, blocks: &[BlockId]) {
+        for (page, id) in (0..).zip(blocks) {
+            self.publish_content(*id, Content::of_input(*input, page));
+        }
+    }
+
     /// Publishes a page that holds `tokens`, computed after `after`. Returns the chain for the page after it.
     pub fn publish(&mut self, id: BlockId, after: Chain, tokens: &[u32]) -> Chain {
-        let content = Content { after, tokens: tokens.into() };
+        self.publish_content(id, Content { after, tokens: tokens.into() })
+    }
+
+    fn publish_content(&mut self, id: BlockId, content: Content) -> Chain {
         if let Some(twin) = self.index.get(&content)
             && let Some((_, chain)) = &self.blocks[twin.0 as usize].published
         {

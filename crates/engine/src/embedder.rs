@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::admission::{Reply, Ticket};
 use crate::counts::StepCounts;
-use crate::handle::Failure;
+use crate::failure::Failure;
 use crate::service::{
     self, Batch, BatchWorker, Handle, Lost, Shared, SharedOf, StepError, Worker, run_batch,
 };

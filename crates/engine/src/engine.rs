@@ -1,8 +1,9 @@
-//! The engine of decoders: generation. Each step computes a batch of the [`scheduler`](crate::scheduler) and sends its
-//! tokens to the requests.
+//! The engine of decoders, with or without an encoder: generation. Each step computes a batch of the
+//! [`scheduler`](crate::scheduler) and sends its tokens to the requests.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -11,14 +12,16 @@ use tallow_core::Backend;
 use crate::answer::{Answer, TextStep};
 use crate::block_pool::{BlockPool, Chain};
 use crate::counts::StepCounts;
+use crate::encoder_input::{EncoderInput, EncoderOutput, InputDigest, InputKeys};
+use crate::failure::{Failure, Unfit};
 use crate::handle::{
-    Command, Done, EngineGuard, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Stats,
+    Command, Done, EngineGuard, EngineHandle, Event, Finish, Info, Listener, LoadLora, Request, Stats,
     Submission, Timings,
 };
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::runner::{Outcome, Runner, SampleInput};
 use crate::sampler::{NotFinite, Sampler};
-use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId, Unfit};
+use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId};
 use crate::service::{self, BatchWorker, Lost, Messages, Service, SharedOf, StepError, Worker, run_batch};
 
 /// A model, its KV cache and its requests.
@@ -29,6 +32,7 @@ struct Engine<B: Backend> {
     runner: Runner<B>,
     /// Random key per process, so that nobody can construct two salts that collide.
     salts: std::hash::RandomState,
+    inputs: InputKeys,
     next_id: u64,
     next_adapter: u64,
     shared: SharedOf<Engine<B>>,
@@ -37,6 +41,8 @@ struct Engine<B: Backend> {
 /// An accepted request.
 struct Active {
     prompt: Vec<u32>,
+    /// Encoder input: encoded again if the sequence is preempted and its pages are evicted.
+    input: Option<Arc<EncoderInput>>,
     sampler: Sampler,
     answer: Answer,
     adapter: Option<LoraId>,
@@ -163,7 +169,7 @@ impl service::Batch for Batch {
     }
 
     fn tokens(&self) -> usize {
-        self.parts.iter().map(|part| part.tokens.len()).sum()
+        self.parts.iter().map(BatchPart::computed).sum()
     }
 
     fn split(self) -> Vec<Batch> {
@@ -181,7 +187,9 @@ impl<B: Backend> BatchWorker for Engine<B> {
 
     fn compute(&self, batch: &Batch) -> Result<Vec<Self::Output>, StepError> {
         let asked = |id: &SeqId| {
-            self.requests.get(id).map(|r| SampleInput { sampler: &r.sampler, prompt: &r.prompt })
+            let request = self.requests.get(id)?;
+            let (sampler, prompt, input) = (&request.sampler, &request.prompt, request.input.as_deref());
+            Some(SampleInput { sampler, prompt, input })
         };
         let asked: Option<Vec<SampleInput<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
         let asked =
@@ -212,27 +220,30 @@ impl<B: Backend> BatchWorker for Engine<B> {
 
 impl<B: Backend> Engine<B> {
     fn new(runner: Runner<B>, scheduler: Scheduler, shared: SharedOf<Engine<B>>) -> Engine<B> {
-        let (requests, salts) = (HashMap::new(), std::hash::RandomState::new());
+        let (requests, salts, inputs) = (HashMap::new(), std::hash::RandomState::new(), InputKeys::default());
         shared.stats.decode_budget.store(scheduler.limits().decode_budget, Ordering::Relaxed);
-        Engine { requests, scheduler, runner, salts, next_id: 0, next_adapter: 0, shared }
+        Engine { requests, scheduler, runner, salts, inputs, next_id: 0, next_adapter: 0, shared }
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { request, listener } = submission;
-        let id = SeqId(self.next_id);
-        self.next_id += 1;
-        let root = self.root(request.salt, request.adapter);
-        let (max_new, all_logits) = (request.max_new, request.score_prompt);
-        let (tokens, lora, client) = (request.prompt.clone(), request.adapter, request.client);
-        let new = NewSeq { id, tokens, max_new, root, all_logits, lora, client };
+        let Submission { request, mut listener } = submission;
+        let new = match self.new_seq(&request) {
+            Ok(new) => new,
+            Err(unfit) => return listener.end(Err(unfit.into())),
+        };
+        let id = new.id;
+        if let Err(unfit) = self.scheduler.submit(new) {
+            return listener.end(Err(unfit.into()));
+        }
         let tokenizer = self.shared.info.tokenizer.clone();
         let (stops, stop_tokens) = (request.stops, request.stop_tokens);
-        let mut active = Active {
-            sampler: Sampler::new(request.sampling, &request.prompt),
+        let active = Active {
+            sampler: Sampler::new(request.sampling, &request.prompt).with_policy(request.policy),
             answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end)
                 .showing(request.shown),
             prompt: request.prompt,
-            adapter: lora.map(|lora| lora.id),
+            input: request.input,
+            adapter: request.adapter.map(|lora| lora.id),
             scored: 0,
             reported: request.progress.then_some(0),
             new_tokens: 0,
@@ -242,24 +253,46 @@ impl<B: Backend> Engine<B> {
             first: None,
             listener,
         };
-        let vocab = self.shared.info.vocab;
-        let unknown =
-            active.prompt.iter().find(|t| **t as usize >= vocab).map(|t| Unfit::Unknown { token: *t, vocab });
-        let gone = active.adapter.filter(|id| !self.runner.adapters().accepts(*id)).map(|_| Unfit::NoAdapter);
-        match unknown.or(gone).map_or_else(|| self.scheduler.submit(new), Err) {
-            Ok(()) => drop(self.requests.insert(id, active)),
-            Err(unfit) => active.listener.end(Err(unfit.into())),
-        }
+        self.requests.insert(id, active);
     }
 
-    /// Start of the prefix hash chain: requests with the same salt, adapter and scale share pages.
-    fn root(&self, salt: Option<String>, adapter: Option<LoraRef>) -> Chain {
-        match (salt, adapter) {
-            (None, None) => Chain::ROOT,
-            (Some(salt), None) => Chain::salted(self.salts.hash_one(salt)),
-            (salt, Some(LoraRef { id, scale })) => {
-                Chain::salted(self.salts.hash_one((salt, id, scale.to_bits())))
-            }
+    /// The sequence of a request, if the request fits the model.
+    fn new_seq(&mut self, request: &Request) -> Result<NewSeq, Unfit> {
+        let (vocab, input) = (self.shared.info.vocab, request.input.as_deref());
+        let read: &[u32] = match input {
+            Some(EncoderInput::Tokens(tokens)) => tokens,
+            Some(EncoderInput::Mel(_)) | None => &[],
+        };
+        if let Some(token) = request.prompt.iter().chain(read).find(|t| **t as usize >= vocab) {
+            return Err(Unfit::Unknown { token: *token, vocab });
+        }
+        if request.adapter.is_some_and(|lora| !self.runner.adapters().accepts(lora.id)) {
+            return Err(Unfit::NoAdapter);
+        }
+        let tokens = self.runner.encoder_tokens(input)?;
+        let salt = request.salt.as_deref();
+        let output = |(input, tokens)| EncoderOutput { input: self.inputs.digest(salt, input), tokens };
+        let cross = input.zip(tokens).map(output);
+        let id = SeqId(self.next_id);
+        self.next_id += 1;
+        Ok(NewSeq {
+            id,
+            tokens: request.prompt.clone(),
+            max_new: request.max_new,
+            root: self.root(request, cross.map(|cross| cross.input)),
+            all_logits: request.score_prompt,
+            lora: request.adapter,
+            client: request.client,
+            cross,
+        })
+    }
+
+    /// Start of the prefix hash chain: requests with the same salt, adapter and scale, and encoder input share pages.
+    fn root(&self, request: &Request, input: Option<InputDigest>) -> Chain {
+        let adapter = request.adapter.map(|LoraRef { id, scale }| (id, scale.to_bits()));
+        match (&request.salt, adapter, input) {
+            (None, None, None) => Chain::ROOT,
+            key => Chain::salted(self.salts.hash_one(key)),
         }
     }
 

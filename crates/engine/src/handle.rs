@@ -14,8 +14,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::admission::{Reply, Ticket};
 use crate::counts::StepSizes;
+use crate::encoder_input::EncoderInput;
+pub use crate::failure::Failure;
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
-use crate::sampler::{Choice, Sampling};
+use crate::sampler::{Choice, LogitsPolicy, Sampling};
 use crate::scheduler::ClientId;
 use crate::service::{Guard, Handle, Shared};
 
@@ -46,6 +48,10 @@ pub struct Request {
     pub adapter: Option<LoraRef>,
     /// Client; clients share the slots evenly.
     pub client: ClientId,
+    /// Encoder input, for a model with an encoder.
+    pub input: Option<Arc<EncoderInput>>,
+    /// Rules that choose the tokens in place of `sampling`.
+    pub policy: Option<Arc<dyn LogitsPolicy>>,
 }
 
 /// Counts the bytes of events sent to a request and not received yet: an engine generates whether or not its client
@@ -139,29 +145,6 @@ pub struct Timings {
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
-}
-
-/// Why a request failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// Invalid for this model: the caller's mistake.
-    #[error("{0}")]
-    Unfit(#[from] crate::scheduler::Unfit),
-    /// Too many running and waiting requests.
-    #[error("{0} requests are being served or waiting already; try again in a while")]
-    Full(usize),
-    /// No slot was free within `queue_timeout`.
-    #[error("no slot was free for {} s; try again in a while", .0.as_secs())]
-    QueueTimeout(Duration),
-    /// Too many bytes of the answer are unread.
-    #[error("the answer was not read as fast as it came, and there is no memory left for what is unread")]
-    Unread,
-    /// No more requests are accepted.
-    #[error("the server is shutting down")]
-    ShuttingDown,
-    /// Internal error that the caller cannot fix.
-    #[error("{0}")]
-    Broken(String),
 }
 
 /// Command to an engine.
@@ -363,7 +346,8 @@ impl EngineHandle {
         unread: Option<Arc<dyn Unread>>,
     ) -> Result<UnboundedReceiver<Event>, Failure> {
         let (channel, receiver) = unbounded_channel();
-        let listener = self.admit(self.info().slots + self.info().queue, EventSender { channel, unread })?;
+        let most = self.info().slots.saturating_add(self.info().queue);
+        let listener = self.admit(most, EventSender { channel, unread })?;
         self.send(Command::Submit(Box::new(Submission { request, listener })));
         Ok(receiver)
     }

@@ -2,16 +2,18 @@
 //!
 //! A [`scheduler`] picks sequences, [`plan`] turns them into a step, a [`runner`] runs it and samples tokens, a
 //! [`block_pool`] owns the pages of the KV cache, [`step_budget`] calibrates the tokens per step. An [`engine`] does
-//! that step by step and is controlled through a [`handle`]. Requests may use LoRA adapters ([`lora`]). An [`embedder`]
-//! serves encoders (embeddings, reranking), [`seq2seq`] serves encoder-decoder models, and [`transcribe`] runs speech
-//! recognition on it. All three run in one loop, the [`service`].
+//! that step by step and is controlled through a [`handle`]. Requests may use LoRA adapters ([`lora`]), and have an
+//! [`encoder_input`] in an encoder-decoder model; [`transcribe`] runs speech recognition on such an engine. An
+//! [`embedder`] serves encoders (embeddings, reranking). Both run in one loop, the [`service`].
 
 pub mod admission;
 pub mod answer;
 pub mod block_pool;
 pub mod counts;
 pub mod embedder;
+pub mod encoder_input;
 pub mod engine;
+pub mod failure;
 pub mod handle;
 pub mod kv_cache;
 pub mod lora;
@@ -19,7 +21,6 @@ pub mod plan;
 pub mod runner;
 pub mod sampler;
 pub mod scheduler;
-pub mod seq2seq;
 pub mod service;
 pub mod sim;
 pub mod step_budget;

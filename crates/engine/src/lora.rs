@@ -6,8 +6,7 @@ use std::rc::Rc;
 
 use tallow_core::{Adapter, Backend, LoraRows};
 
-use crate::handle::Failure;
-use crate::scheduler::BatchPart;
+use crate::failure::Failure;
 
 /// Id of a loaded adapter. Loading an adapter again, even under the same name, gives a new id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -119,14 +118,17 @@ impl<B: Backend> Adapters<B> {
         self.all.values().map(|adapter| adapter.bytes()).sum()
     }
 
-    /// The adapter of each range of a step's rows, in order. Adjacent ranges with the same adapter and scale are
-    /// merged.
-    pub(crate) fn of(&self, parts: &[BatchPart]) -> Result<Vec<LoraRows<B>>, tallow_core::Error> {
+    /// The adapter of each range of a step's rows, in order. `parts`: rows and adapter of each sequence. Adjacent ranges
+    /// with the same adapter and scale are merged.
+    pub(crate) fn of(
+        &self,
+        parts: impl Iterator<Item = (usize, Option<LoraRef>)>,
+    ) -> Result<Vec<LoraRows<B>>, tallow_core::Error> {
         let (mut all, mut row) = (Vec::<LoraRows<B>>::new(), 0);
-        for part in parts {
-            let rows = row..row + part.tokens.len();
+        for (count, lora) in parts {
+            let rows = row..row + count;
             row = rows.end;
-            let Some(LoraRef { id, scale }) = part.lora else { continue };
+            let Some(LoraRef { id, scale }) = lora else { continue };
             let by = self.all.get(&id).ok_or_else(|| tallow_core::Error::Shape {
                 op: "step",
                 what: "a sequence's adapter",

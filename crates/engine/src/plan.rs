@@ -1,8 +1,10 @@
-//! [`build`]: from the scheduler's batch to the step that a device runs. The only place where the two meet.
+//! [`build`] and [`build_cross`]: from the scheduler's batch to the steps that a device runs. The only place where the
+//! two meet.
 
 use tallow_core::{Span, Step};
+use tallow_models::blocks::cross_attention::{CrossSpan, looking};
 
-use crate::scheduler::{Batch, Wanted};
+use crate::scheduler::{Batch, BatchPart, Wanted};
 
 /// Step that computes a batch.
 pub fn build(batch: &Batch, page_len: usize) -> Step {
@@ -22,4 +24,15 @@ pub fn build(batch: &Batch, page_len: usize) -> Step {
         });
     }
     step
+}
+
+/// Step of a batch for cross-attention; `None` if the model has no encoder.
+pub fn build_cross(batch: &Batch, page_len: usize) -> Option<Step> {
+    let span = |part: &BatchPart| {
+        let cross = part.cross.as_ref()?;
+        let pages = cross.blocks.iter().map(|b| b.0).collect();
+        Some(CrossSpan { rows: part.tokens.len(), read: cross.tokens, pages })
+    };
+    let spans: Vec<CrossSpan> = batch.parts.iter().filter_map(span).collect();
+    (!spans.is_empty()).then(|| looking(&spans, page_len))
 }

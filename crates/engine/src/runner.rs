@@ -4,10 +4,15 @@ use std::ops::Range;
 
 use bytemuck::cast_slice_mut;
 use tallow_core::ops::TopK;
-use tallow_core::{Backend, Error, Reading, Step, StepPlan, Tensor};
+use tallow_core::{Backend, Error, Reading, Span, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
+use tallow_models::encoder::{Encoder, Input};
+use tallow_models::seq2seq::Seq2Seq;
 
+use crate::block_pool::BlockId;
+use crate::encoder_input::EncoderInput;
+use crate::failure::Unfit;
 use crate::kv_cache::{KvPool, KvShape};
 use crate::lora::{Adapters, LoraError, LoraId};
 use crate::plan;
@@ -18,6 +23,7 @@ use crate::scheduler::{Batch, BatchPart, Wanted};
 #[derive(Debug)]
 pub struct Runner<B: Backend> {
     b: B,
+    encoder: Option<Encoder<B>>,
     decoder: Decoder<B>,
     kv: KvPool<B>,
     page_len: usize,
@@ -31,6 +37,8 @@ pub struct SampleInput<'a> {
     pub sampler: &'a Sampler,
     /// Prompt tokens, for parts whose prompt is scored.
     pub prompt: &'a [u32],
+    /// Encoder input, for parts whose input is encoded.
+    pub input: Option<&'a EncoderInput>,
 }
 
 /// Result of a part.
@@ -46,7 +54,15 @@ impl<B: Backend> Runner<B> {
     /// A runner with an empty KV cache.
     pub fn new(b: B, decoder: Decoder<B>, shape: KvShape) -> Result<Runner<B>, Error> {
         let kv = KvPool::new(&b, decoder.spec(), shape)?;
-        Ok(Runner { b, decoder, kv, page_len: shape.page_len, adapters: Adapters::default() })
+        let (page_len, adapters) = (shape.page_len, Adapters::default());
+        Ok(Runner { b, encoder: None, decoder, kv, page_len, adapters })
+    }
+
+    /// A runner of an encoder-decoder model. Self-attention and cross-attention have K and V of the same shape, and share
+    /// the pages of the KV cache.
+    pub fn seq2seq(b: B, model: Seq2Seq<B>, shape: KvShape) -> Result<Runner<B>, Error> {
+        let Seq2Seq { encoder, decoder } = model;
+        Ok(Runner { encoder: Some(encoder), ..Runner::new(b, decoder, shape)? })
     }
 
     /// The device.
@@ -74,6 +90,47 @@ impl<B: Backend> Runner<B> {
         &mut self.adapters
     }
 
+    /// Tokens of the encoder's output for an input; `None` for a model without encoder.
+    pub fn encoder_tokens(&self, input: Option<&EncoderInput>) -> Result<Option<usize>, Unfit> {
+        let Some(encoder) = &self.encoder else {
+            return match input {
+                None => Ok(None),
+                Some(_) => Err(Unfit::Input("the model has no encoder")),
+            };
+        };
+        let (context, audio) = (encoder.spec().context, encoder.spec().audio);
+        match (input, audio) {
+            (None, _) => Err(Unfit::Input("the model has an encoder, and the request has no input for it")),
+            (Some(EncoderInput::Tokens(tokens)), None) => Ok(Some(tokens.len())),
+            (Some(EncoderInput::Mel(frames)), Some(audio)) if frames.len() == 2 * context * audio.bands => {
+                Ok(Some(context))
+            }
+            (Some(_), None) => Err(Unfit::Input("the encoder takes tokens")),
+            (Some(_), Some(_)) => Err(Unfit::Input("the encoder takes log-mel frames of a whole window")),
+        }
+    }
+
+    /// Encodes an input, and writes the cross-attention K and V of the encoder's output to pages. Returns the output:
+    /// [tokens, dim]. Can be repeated.
+    pub fn encode(&self, input: &EncoderInput, blocks: &[BlockId]) -> Result<Tensor<B>, Error> {
+        let (b, Some(encoder)) = (&self.b, &self.encoder) else {
+            let (want, got) = ("one with an encoder".into(), "a decoder alone".into());
+            return Err(Error::Shape { op: "encode", what: "the model", want, got });
+        };
+        let uploaded = match input {
+            EncoderInput::Tokens(tokens) => {
+                encoder.upload(b, &[Input { tokens: tokens.clone(), types: vec![0; tokens.len()] }])?
+            }
+            EncoderInput::Mel(frames) => encoder.upload_sounds(b, &[frames])?,
+        };
+        let x = encoder.forward(b, &uploaded, |_, _| Ok(()))?;
+        let (rows, page_len) = (x.rows(), self.page_len);
+        let span = Span { rows, start: 0, pages: blocks.iter().map(|block| block.0).collect() };
+        let step = Step { tokens: vec![0; rows], spans: vec![span], page_len, ..Step::default() };
+        self.decoder.project_kv(b, &x, &StepPlan::new(b, step)?, self.kv.layers())?;
+        Ok(x)
+    }
+
     /// Logits of every token of a batch that needs them, in order: [outputs, vocabulary].
     pub fn logits(&self, batch: &Batch) -> Result<Tensor<B>, Error> {
         self.logits_seen(batch, |_, _| Ok(()))
@@ -98,17 +155,28 @@ impl<B: Backend> Runner<B> {
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
         let step = Step { states: self.kv.states(slots(batch)), ..plan::build(batch, self.page_len) };
-        let plan = StepPlan::new(&self.b, step)?.adapted(self.adapters.of(&batch.parts)?)?;
-        let x = self.decoder.forward(&self.b, &plan, self.kv.layers(), see)?;
+        let loras = self.adapters.of(batch.parts.iter().map(|part| (part.tokens.len(), part.lora)))?;
+        let plan = StepPlan::new(&self.b, step)?.adapted(loras)?;
+        let cross = plan::build_cross(batch, self.page_len);
+        let cross = cross.map(|step| StepPlan::new(&self.b, step)).transpose()?;
+        let given = cross.as_ref().map(|plan| (plan, self.kv.layers()));
+        let x = self.decoder.forward_with_encoder(&self.b, &plan, self.kv.layers(), given, see)?;
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }
 
-    /// Runs a batch; `asked` has one entry per part. Non-finite logits fail only their own part.
+    /// Runs a batch; `asked` has one entry per part. The inputs of parts that say so are encoded first. Non-finite logits
+    /// fail only their own part.
     pub fn run(
         &self,
         batch: &Batch,
         asked: &[SampleInput<'_>],
     ) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
+        for (part, asked) in batch.parts.iter().zip(asked) {
+            let cross = part.cross.as_ref().filter(|cross| cross.encode);
+            if let Some((cross, input)) = cross.zip(asked.input) {
+                self.encode(input, &cross.blocks)?;
+            }
+        }
         let logits = self.compute(batch, |_, _| Ok(()))?;
         let mut end = 0;
         let needs = batch.parts.iter().zip(asked).map(|(part, asked)| {
@@ -173,7 +241,7 @@ impl LogitsPlan {
     fn new(part: &BatchPart, asked: &SampleInput<'_>, rows: Range<usize>, vocab: usize) -> LogitsPlan {
         let scored = rows.start..rows.start + scored(part, asked).len();
         let last = rows.end.saturating_sub(1)..rows.end;
-        match (part.logits.samples(), asked.sampler.how().top_k_needed()) {
+        match (part.logits.samples(), asked.sampler.top_k_needed()) {
             (false, _) => LogitsPlan { whole: [scored, 0..0], likely: None },
             (true, None) => LogitsPlan { whole: [scored, last], likely: None },
             (true, Some(k)) => LogitsPlan { whole: [scored, 0..0], likely: Some((last.start, k.min(vocab))) },

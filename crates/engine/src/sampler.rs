@@ -3,9 +3,13 @@
 //! In this order: logit bias, penalties, temperature, truncation (top-k, typical, top-p, min-p), then a random draw.
 //! The draw depends only on the seed and the position in the sequence: the same request gives the same text in any
 //! batch, and again after it was preempted and recomputed.
+//!
+//! A request may bring rules of its own instead: a [`LogitsPolicy`].
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::Arc;
 
 /// Largest k for top-k on the device. Model cards recommend a top-k of 20 to 64.
 const MAX_TOP_K: usize = 64;
@@ -102,19 +106,34 @@ pub struct Choice {
 #[error("the model's logits are not finite numbers: its weights are damaged, or overflow at this precision")]
 pub struct NotFinite;
 
+/// Chooses a request's tokens by rules of its own, on the engine's thread, in place of [`Sampling`].
+pub trait LogitsPolicy: Debug + Send + Sync {
+    /// The token that follows `written`, the tokens generated so far. Called again with the same arguments if the step
+    /// fails after it.
+    fn choose(&self, written: &[u32], logits: &[f32]) -> u32;
+}
+
 /// Samples the tokens of one sequence.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     how: Sampling,
     /// How often each token was generated; 0 for tokens only in the prompt.
     seen: HashMap<u32, u32>,
+    /// Rules that replace `how`, and the tokens generated so far.
+    policy: Option<(Arc<dyn LogitsPolicy>, Vec<u32>)>,
 }
 
 impl Sampler {
     /// A sampler for a sequence that begins with `prompt`.
     pub fn new(how: Sampling, prompt: &[u32]) -> Sampler {
         let seen = if how.penalises() { prompt.iter().map(|t| (*t, 0)).collect() } else { HashMap::new() };
-        Sampler { how, seen }
+        Sampler { how, seen, policy: None }
+    }
+
+    /// A sampler with rules of its own, if there are any.
+    #[must_use]
+    pub fn with_policy(self, policy: Option<Arc<dyn LogitsPolicy>>) -> Sampler {
+        Sampler { policy: policy.map(|policy| (policy, Vec::new())), ..self }
     }
 
     /// Sampling parameters.
@@ -122,8 +141,16 @@ impl Sampler {
         &self.how
     }
 
-    /// Counts a generated token, for the penalties.
+    /// The k for which the top-k tokens are all that it needs (see [`Sampling::top_k_needed`]).
+    pub fn top_k_needed(&self) -> Option<usize> {
+        if self.policy.is_some() { None } else { self.how.top_k_needed() }
+    }
+
+    /// Counts a generated token, for the penalties or the policy.
     pub fn accept(&mut self, token: u32) {
+        if let Some((_, written)) = &mut self.policy {
+            written.push(token);
+        }
         if self.how.penalises() {
             *self.seen.entry(token).or_default() += 1;
         }
@@ -132,6 +159,9 @@ impl Sampler {
     /// Samples the token at position `place`, the number of tokens before it. Modifies `logits`.
     pub fn sample(&self, logits: &mut [f32], place: usize) -> Result<Choice, NotFinite> {
         check(logits)?;
+        if let Some((policy, written)) = &self.policy {
+            return Ok(Choice { token: policy.choose(written, logits), logprob: None, top: Vec::new() });
+        }
         let raw = self.how.logprobs.map(|top| (logits.to_vec(), top));
         self.adjust(logits);
         let token = self.pick((0..).zip(logits.iter().copied()), place);
@@ -295,7 +325,7 @@ fn log_sum(logits: &[f32]) -> f32 {
 }
 
 /// Uniform in [0, 1), from the seed and the position alone (SplitMix64).
-fn uniform(seed: u64, place: usize) -> f64 {
+pub(crate) fn uniform(seed: u64, place: usize) -> f64 {
     let mut z = seed.wrapping_add((place as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

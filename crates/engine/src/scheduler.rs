@@ -9,11 +9,21 @@
 //!
 //! Clients share the slots evenly: the next sequence admitted belongs to the client with the fewest running; if no slot
 //! is free, the newest sequence of the client with the most is preempted, as long as that evens out the shares.
+//!
+//! A sequence of an encoder-decoder model has pages for the cross-attention K and V of its encoder input too, all of
+//! them from its start on. Its input is encoded in its first step, one input per step, because those that decode wait
+//! for it; then the pages are published, and found by others with the same input.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::block_pool::{BlockId, BlockPool, Chain};
+use crate::encoder_input::EncoderOutput;
+use crate::failure::Unfit;
 use crate::lora::LoraRef;
+
+mod seq;
+
+use seq::{CrossKv, Seq};
 
 /// Sequence id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,48 +55,9 @@ pub struct NewSeq {
     pub lora: Option<LoraRef>,
     /// Client of the request; clients share the slots evenly.
     pub client: ClientId,
-}
-
-/// A sequence in the scheduler.
-#[derive(Debug)]
-struct Seq {
-    id: SeqId,
-    /// Prompt and generated tokens.
-    tokens: Vec<u32>,
-    prompt_len: usize,
-    /// Maximum tokens, prompt and answer together.
-    most: usize,
-    /// Tokens whose K and V are in the KV cache.
-    computed: usize,
-    blocks: Vec<BlockId>,
-    /// Valid while the sequence is running.
-    slot: SlotId,
-    root: Chain,
-    /// Chain that the next published page follows.
-    after: Chain,
-    /// Pages published, or found in the prefix cache.
-    published: usize,
-    all_logits: bool,
-    lora: Option<LoraRef>,
-    client: ClientId,
-    /// Prompt tokens found in the prefix cache at the first admission.
-    cached: Option<usize>,
-}
-
-impl Seq {
-    fn left(&self) -> usize {
-        self.tokens.len() - self.computed
-    }
-
-    /// Whether only the newest generated token is left to compute.
-    fn decodes(&self) -> bool {
-        self.left() == 1 && self.tokens.len() > self.prompt_len
-    }
-
-    /// Pages for all its tokens and the next one.
-    fn pages(&self, page_len: usize) -> usize {
-        (self.tokens.len() + 1).min(self.most).max(self.tokens.len()).div_ceil(page_len)
-    }
+    /// Output of the encoder that it attends to. Sequences that attend to different ones must not share a prefix: the
+    /// caller gives them different `root`s.
+    pub cross: Option<EncoderOutput>,
 }
 
 /// Tokens of one sequence that a step computes.
@@ -106,6 +77,27 @@ pub struct BatchPart {
     pub logits: Wanted,
     /// LoRA adapter.
     pub lora: Option<LoraRef>,
+    /// Cross-attention, in a model with an encoder.
+    pub cross: Option<CrossPart>,
+}
+
+impl BatchPart {
+    /// Tokens that the step computes, in the encoder and in the decoder.
+    pub fn computed(&self) -> usize {
+        let encoded = self.cross.as_ref().filter(|cross| cross.encode).map_or(0, |cross| cross.tokens);
+        encoded + self.tokens.len()
+    }
+}
+
+/// Cross-attention of a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CrossPart {
+    /// Tokens of the encoder's output.
+    pub tokens: usize,
+    /// Pages of their K and V.
+    pub blocks: Vec<BlockId>,
+    /// Whether the step encodes the input and fills the pages, before it computes the part.
+    pub encode: bool,
 }
 
 /// Which logits of a part are computed.
@@ -145,33 +137,6 @@ pub struct Progress {
     pub token: Option<u32>,
     /// Whether the sequence has reached its maximum length. It is then no longer in the scheduler.
     pub full: bool,
-}
-
-/// Why a sequence is rejected.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
-    /// The prompt has no tokens.
-    #[error("the prompt is empty")]
-    Empty,
-    /// The prompt does not fit the context.
-    #[error("the prompt has {prompt} tokens, and the context is {context}")]
-    TooLong {
-        /// Prompt tokens.
-        prompt: usize,
-        /// Context tokens.
-        context: usize,
-    },
-    /// The LoRA adapter has been unloaded.
-    #[error("the adapter is not loaded any more")]
-    NoAdapter,
-    /// A token id is outside the vocabulary.
-    #[error("the prompt has token {token}, and the model knows those under {vocab}")]
-    Unknown {
-        /// Token id.
-        token: u32,
-        /// Vocabulary size.
-        vocab: usize,
-    },
 }
 
 /// The scheduler's limits.
@@ -231,35 +196,33 @@ impl Scheduler {
 
     /// Maximum tokens of a sequence: the context limit, or the size of the whole KV cache if smaller.
     pub fn context(&self) -> usize {
-        self.limits.context.min(self.pool.count() * self.pool.page_len())
+        self.context_beside(0)
+    }
+
+    /// Maximum tokens of a sequence that needs some pages for cross-attention.
+    fn context_beside(&self, cross_pages: usize) -> usize {
+        let pages = self.pool.count().saturating_sub(cross_pages);
+        self.limits.context.min(pages * self.pool.page_len())
     }
 
     /// Queues a sequence.
     pub fn submit(&mut self, new: NewSeq) -> Result<(), Unfit> {
-        let (prompt, context) = (new.tokens.len(), self.context());
-        if prompt == 0 {
+        let page = self.pool.page_len();
+        let (prompt, read) = (new.tokens.len(), new.cross.map(|cross| cross.tokens));
+        if prompt == 0 || read == Some(0) {
             return Err(Unfit::Empty);
         }
+        let cross_pages = read.unwrap_or(0).div_ceil(page);
+        if cross_pages >= self.pool.count() {
+            let room = self.pool.count().saturating_sub(1) * page;
+            return Err(Unfit::LongInput { tokens: read.unwrap_or(0), room });
+        }
+        let context = self.context_beside(cross_pages);
         // One token of the answer must fit too, unless none is requested.
         if prompt + usize::from(new.max_new > 0) > context {
             return Err(Unfit::TooLong { prompt, context });
         }
-        self.waiting.push_back(Seq {
-            id: new.id,
-            prompt_len: prompt,
-            most: prompt.saturating_add(new.max_new).min(context),
-            tokens: new.tokens,
-            computed: 0,
-            blocks: Vec::new(),
-            slot: SlotId::default(),
-            root: new.root,
-            after: new.root,
-            published: 0,
-            all_logits: new.all_logits,
-            lora: new.lora,
-            client: new.client,
-            cached: None,
-        });
+        self.waiting.push_back(Seq::new(new, context));
         Ok(())
     }
 
@@ -295,7 +258,7 @@ impl Scheduler {
 
     /// Checks that every page is accounted for.
     pub fn check(&self) -> Result<(), String> {
-        self.pool.check(self.running.iter().flat_map(|s| s.blocks.iter().copied()))
+        self.pool.check(self.running.iter().flat_map(Seq::held))
     }
 
     /// Removes a sequence, finished or abandoned, and frees its pages.
@@ -303,7 +266,7 @@ impl Scheduler {
         self.waiting.retain(|s| s.id != id);
         if let Some(at) = self.running.iter().position(|s| s.id == id) {
             let seq = self.running.remove(at);
-            self.pool.give_back(&seq.blocks);
+            self.pool.give_back(&seq.held());
         }
     }
 
@@ -314,7 +277,7 @@ impl Scheduler {
         let shares = self.shares();
         let page_len = self.pool.page_len();
         let parts = self.running.iter().zip(shares).filter(|(_, rows)| *rows > 0);
-        let parts: Vec<BatchPart> = parts.map(|(seq, rows)| part(seq, rows, page_len)).collect();
+        let parts: Vec<BatchPart> = parts.map(|(seq, rows)| seq.part(rows, page_len)).collect();
         (!parts.is_empty()).then_some(Batch { parts })
     }
 
@@ -343,9 +306,8 @@ impl Scheduler {
 
     fn preempt(&mut self, at: usize) {
         let mut seq = self.running.remove(at);
-        self.pool.give_back(&seq.blocks);
-        seq.blocks.clear();
-        (seq.computed, seq.published, seq.after) = (0, 0, seq.root);
+        self.pool.give_back(&seq.held());
+        seq.reset();
         self.counts.preemptions += 1;
         self.waiting.push_front(seq);
     }
@@ -402,13 +364,16 @@ impl Scheduler {
 
     /// Whether another running sequence is computing a page that this sequence needs.
     fn will_be_cached(&self, seq: &Seq) -> bool {
+        if seq.cross.is_some() && self.running.iter().any(|r| r.will_encode() && r.input() == seq.input()) {
+            return true;
+        }
         if !self.takes_prefix(seq) {
             return false;
         }
         let page = self.pool.page_len();
-        let have = self.pool.find(seq.root, usable(seq, page)).blocks.len() * page;
+        let have = self.pool.find(seq.root, seq.usable(page)).blocks.len() * page;
         self.running.iter().filter(|r| r.root == seq.root && r.computed < r.prompt_len).any(|r| {
-            let shared = usable(r, page).iter().zip(usable(seq, page)).take_while(|(a, b)| a == b).count();
+            let shared = r.usable(page).iter().zip(seq.usable(page)).take_while(|(a, b)| a == b).count();
             shared / page * page > have
         })
     }
@@ -418,14 +383,19 @@ impl Scheduler {
         let (page, seq) = (self.pool.page_len(), &self.waiting[i]);
         let takes_prefix = self.takes_prefix(seq);
         let prefix = match takes_prefix {
-            true => self.pool.find(seq.root, usable(seq, page)),
+            true => self.pool.find(seq.root, seq.usable(page)),
             false => Default::default(),
         };
+        let cross_pages = seq.cross.as_ref().map_or(0, |cross| cross.output.tokens.div_ceil(page));
+        let encoded = seq.input().and_then(|input| self.pool.find_input(input, cross_pages));
+        let fresh_cross = if encoded.is_some() { 0 } else { cross_pages };
+        let encoded = encoded.unwrap_or_default();
         let fresh = seq.pages(page) - prefix.blocks.len();
         // Running sequences will soon need one page each; without these spare pages they would preempt this sequence
         // again.
         let spare = self.running.len();
-        let need = fresh + self.pool.idle_among(&prefix.blocks) + spare;
+        let idle = self.pool.idle_among(&prefix.blocks) + self.pool.idle_among(&encoded);
+        let need = fresh + fresh_cross + idle + spare;
         if need > self.pool.available() {
             return false;
         }
@@ -433,12 +403,17 @@ impl Scheduler {
         let Some(place) = (0..self.limits.slots as u32).map(SlotId).find(is_free) else { return false };
         let Some(mut seq) = self.waiting.remove(i) else { return false };
         seq.slot = place;
-        prefix.blocks.iter().for_each(|b| self.pool.lend(*b));
+        prefix.blocks.iter().chain(&encoded).for_each(|b| self.pool.lend(*b));
         seq.computed = prefix.blocks.len() * page;
         seq.published = prefix.blocks.len();
         seq.after = prefix.end.unwrap_or(seq.root);
         seq.blocks = prefix.blocks;
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
+        if let Some(cross) = &mut seq.cross {
+            cross.encoded = fresh_cross == 0;
+            cross.blocks = encoded;
+            cross.blocks.extend((0..fresh_cross).map_while(|_| self.pool.take()));
+        }
         if seq.cached.is_none() {
             seq.cached = Some(seq.computed.min(seq.prompt_len));
             if takes_prefix {
@@ -451,14 +426,18 @@ impl Scheduler {
     }
 
     /// Tokens that each running sequence gets in the next step: one if it decodes, an even share of the remaining
-    /// budget otherwise. Sequences that need all logits additionally share the smaller `all_logits` budget.
+    /// budget otherwise. Sequences that need all logits additionally share the smaller `all_logits` budget. Of those
+    /// whose input is not encoded yet only the first gets any.
     fn shares(&self) -> Vec<usize> {
         let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
         let mut shares: Vec<usize> = self.running.iter().map(|s| usize::from(s.decodes())).collect();
         let decoding = shares.iter().sum::<usize>();
         let mut budget = if decoding > 0 { self.limits.decode_budget } else { self.limits.budget } - decoding;
         let mut scored_budget = self.limits.all_logits;
-        let mut prefilling: Vec<usize> = (0..shares.len()).filter(|i| !self.running[*i].decodes()).collect();
+        let encodes = self.running.iter().position(Seq::will_encode);
+        let may =
+            |i: usize| !self.running[i].decodes() && (!self.running[i].will_encode() || encodes == Some(i));
+        let mut prefilling: Vec<usize> = (0..shares.len()).filter(|i| may(*i)).collect();
         // Sequences that need less than an even share leave the rest to the others.
         prefilling.sort_by_key(|i| most(&self.running[*i]));
         let mut left = prefilling.len();
@@ -502,6 +481,10 @@ impl Scheduler {
         let page = self.pool.page_len();
         let Some(seq) = self.running.iter_mut().find(|s| s.id == part.id) else { return };
         seq.computed = part.start + part.tokens.len();
+        if let Some(CrossKv { output, blocks, encoded }) = seq.cross.as_mut().filter(|cross| !cross.encoded) {
+            self.pool.publish_input(&output.input, blocks);
+            *encoded = true;
+        }
         if !self.limits.prefixes {
             return;
         }
@@ -517,23 +500,4 @@ impl Scheduler {
 /// Whether moving one slot from a client with `most` to one with `few` makes the shares more even.
 fn is_uneven(few: usize, most: usize) -> bool {
     few + 2 <= most
-}
-
-/// Tokens whose pages may come from the prefix cache. The last token is always computed, for its logits.
-fn usable(seq: &Seq, page_len: usize) -> &[u32] {
-    &seq.tokens[..(seq.tokens.len() - 1) / page_len * page_len]
-}
-
-/// Batch part of the next `rows` tokens of a sequence.
-fn part(seq: &Seq, rows: usize, page_len: usize) -> BatchPart {
-    let (start, end) = (seq.computed, seq.computed + rows);
-    let last = end == seq.tokens.len() && seq.tokens.len() < seq.most;
-    let logits = match (seq.all_logits && start < seq.prompt_len, last) {
-        (true, last) => Wanted::All { last },
-        (false, true) => Wanted::Last,
-        (false, false) => Wanted::None,
-    };
-    let blocks = seq.blocks[..end.div_ceil(page_len)].to_vec();
-    let tokens = seq.tokens[start..end].to_vec();
-    BatchPart { id: seq.id, tokens, start, blocks, slot: seq.slot, logits, lora: seq.lora }
 }

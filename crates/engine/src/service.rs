@@ -1,7 +1,7 @@
 //! `Service`: the loop under models of all kinds, on a thread of its own. It takes requests, runs steps until it is told
 //! to end, and reports why it ended.
 //!
-//! A `Worker` serves one kind of model: generation, embedding, encoder-decoder. A [`Handle`] is the other end: requests
+//! A `Worker` serves one kind of model: generation or embedding. A [`Handle`] is the other end: requests
 //! go in through it. A step that fails is rerun item by item (`run_batch`), so that only the item at fault fails.
 
 use std::fmt::Debug;
@@ -17,7 +17,7 @@ use tallow_core::Error;
 
 use crate::admission::{Admission, Reply, Ticket};
 use crate::counts::StepCounts;
-use crate::handle::Failure;
+use crate::failure::Failure;
 
 /// Idle time before [`Worker::check`].
 const QUIET: Duration = Duration::from_secs(1);

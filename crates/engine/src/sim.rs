@@ -6,13 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::answer::{Answer, TextStep};
+use crate::failure::{Failure, Unfit};
 use crate::handle::{
-    Command, Done, EngineHandle, Event, Failure, Finish, Info, Listener, LoadLora, Request, Stats,
-    Submission, Timings,
+    Command, Done, EngineHandle, Event, Finish, Info, Listener, LoadLora, Request, Stats, Submission, Timings,
 };
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::sampler::{Choice, Scored};
-use crate::scheduler::Unfit;
 use crate::service::{Lost, Service, SharedOf, Worker};
 
 /// Behaviour of a simulated engine.

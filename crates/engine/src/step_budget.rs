@@ -55,7 +55,8 @@ pub fn time<B: Backend>(runner: &Runner<B>, limits: &Limits, page_len: usize) ->
         }
         let blocks = (0..(start + tokens).div_ceil(page_len) as u32).map(BlockId).collect();
         let (id, slot, logits) = (SeqId(0), SlotId(0), Wanted::Last);
-        let part = BatchPart { id, tokens: vec![0; tokens], start, blocks, slot, logits, lora: None };
+        let part =
+            BatchPart { id, tokens: vec![0; tokens], start, blocks, slot, logits, lora: None, cross: None };
         let now = Instant::now();
         runner.logits(&Batch { parts: vec![part] })?;
         runner.backend().sync()?;

@@ -1,18 +1,20 @@
-//! [`Transcriber`]: transcribes audio of any length to timestamped segments, window by window (Whisper). It runs on its
-//! caller's thread; model calls go to the [`seq2seq`](crate::seq2seq) engine, which batches them with other tasks.
+//! [`Transcriber`]: transcribes audio of any length to timestamped segments, window by window (Whisper). Audio is read and
+//! text is cut on its caller's thread; windows are decoded by an [`engine`](crate::engine), which batches them with those
+//! of others.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tallow_media::mel::{HOP, LogMel};
 use tallow_models::speech::rules::{choose, language, likelihood};
 use tallow_models::speech::window::{cut, repetition};
 use tallow_models::speech::{Job, RATE, Speech};
 use tallow_text::tokenizer::{Shown, Special, TokenizeError, Tokenizer};
-use tokio::sync::oneshot;
 
-use crate::handle::Failure;
-use crate::seq2seq::{EncoderInput, LogitsPolicy, Seq2SeqHandle, Task};
+use crate::encoder_input::EncoderInput;
+use crate::failure::Failure;
+use crate::handle::{EngineHandle, Event, Request};
+use crate::sampler::{LogitsPolicy, uniform};
+use crate::scheduler::ClientId;
 
 /// Above this compression ratio a text is repetitive and is decoded again.
 const MAX_COMPRESSION_RATIO: f32 = 2.4;
@@ -34,8 +36,10 @@ pub struct TranscribeOptions {
     pub prompt: String,
     /// First temperature; 0 is greedy.
     pub temperature: f32,
-    /// Set when the client is gone.
-    pub gone: Arc<AtomicBool>,
+    /// Client; clients share the slots evenly.
+    pub client: ClientId,
+    /// Salt of the cache: only requests with the same salt share what was encoded.
+    pub salt: Option<String>,
 }
 
 /// A transcribed segment.
@@ -84,29 +88,33 @@ pub enum Interrupted {
     Prompt(#[from] TokenizeError),
 }
 
-/// Transcribes audio with a seq2seq engine. Clones share everything.
+/// Transcribes audio with the engine of a speech model. Clones share everything.
 #[derive(Debug, Clone)]
 pub struct Transcriber {
-    /// Seq2seq engine.
-    pub handle: Seq2SeqHandle,
+    /// The engine.
+    pub handle: EngineHandle,
     /// Special tokens and rules of the model.
     pub speech: Arc<Speech>,
     tokenizer: Tokenizer,
     mel: Arc<LogMel>,
+    /// Tokens of the encoder's output for a window.
+    encoder_tokens: usize,
 }
 
 /// Decoded tokens of a window.
+#[derive(Debug, Default)]
 struct Draft {
     language: Option<u32>,
     tokens: Vec<u32>,
-    logs: f32,
+    /// Log-probability of each token, and of the one that ended the draft.
+    logs: Vec<f32>,
     silence: f32,
     temperature: f32,
 }
 
 impl Draft {
     fn mean_log(&self) -> f32 {
-        self.logs / (self.tokens.len() + 1) as f32
+        self.logs.iter().fold(0.0, |sum, log| sum + log) / (self.tokens.len() + 1) as f32
     }
 
     fn is_silence(&self) -> bool {
@@ -114,74 +122,66 @@ impl Draft {
     }
 }
 
-/// Decodes a draft, greedily or sampled by its temperature.
-struct GreedyOrSampled {
+/// Whisper's rules for the tokens of a window: language and task, then text and timestamps, greedily or sampled by the
+/// draft's temperature.
+#[derive(Debug)]
+struct SpeechPolicy {
     speech: Arc<Speech>,
     job: Job,
-    draft: Draft,
-    begun: bool,
-    draws: u64,
-    gone: Arc<AtomicBool>,
-    reply: oneshot::Sender<Result<Draft, Failure>>,
+    /// Language token; detected if `None`.
+    language: Option<u32>,
+    draft: Mutex<Draft>,
 }
 
-impl GreedyOrSampled {
-    /// Uniform in [0, 1), from the state alone (SplitMix64).
-    fn draw(&mut self) -> f64 {
-        self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.draws ^ self.draws >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ mixed >> 31) >> 11) as f64 / (1u64 << 53) as f64
-    }
-}
-
-impl LogitsPolicy for GreedyOrSampled {
-    fn next(&mut self, logits: &[f32]) -> Vec<u32> {
-        let speech = self.speech.clone();
-        if !self.begun {
-            self.begun = true;
-            self.draft.silence = speech.silence.map_or(0.0, |token| likelihood(logits, token));
-            self.draft.language = self.draft.language.or_else(|| language(&speech, logits));
-            let setting = speech.setting(self.draft.language, self.job);
-            if !setting.is_empty() {
-                return setting;
-            }
+impl LogitsPolicy for SpeechPolicy {
+    fn choose(&self, written: &[u32], logits: &[f32]) -> u32 {
+        let speech = &self.speech;
+        let mut draft = self.draft.lock().unwrap_or_else(PoisonError::into_inner);
+        if written.is_empty() {
+            draft.silence = speech.silence.map_or(0.0, |token| likelihood(logits, token));
+            draft.language = self.language.or_else(|| language(speech, logits));
         }
-        let draw = self.draw();
-        let chosen = choose(&speech, &self.draft.tokens, logits, self.draft.temperature, draw);
-        self.draft.logs += chosen.log;
-        if chosen.token == speech.end || self.draft.tokens.len() >= speech.context / 2 {
-            return Vec::new();
+        let setting = speech.setting(draft.language, self.job);
+        if let Some(token) = setting.get(written.len()) {
+            return *token;
         }
-        self.draft.tokens.push(chosen.token);
-        vec![chosen.token]
-    }
-
-    fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
-    }
-
-    fn end(self: Box<Self>, how: Result<(), Failure>) {
-        let GreedyOrSampled { draft, reply, .. } = *self;
-        // The caller may be gone.
-        let _ = reply.send(how.map(|()| draft));
+        let written = &written[setting.len()..];
+        let draw = uniform(u64::from(draft.temperature.to_bits()), written.len());
+        let chosen = choose(speech, written, logits, draft.temperature, draw);
+        // A step that fails is repeated: what it added is replaced.
+        draft.tokens.truncate(written.len());
+        draft.logs.truncate(written.len());
+        draft.logs.push(chosen.log);
+        if chosen.token == speech.end || written.len() >= speech.context / 2 {
+            return speech.end;
+        }
+        draft.tokens.push(chosen.token);
+        chosen.token
     }
 }
 
 impl Transcriber {
-    /// A transcriber for a model whose log-mel frames have `bands` bands.
-    pub fn new(handle: Seq2SeqHandle, speech: Speech, tokenizer: Tokenizer, bands: usize) -> Transcriber {
-        Transcriber { handle, speech: Arc::new(speech), tokenizer, mel: Arc::new(LogMel::new(bands)) }
+    /// A transcriber for a model whose windows are log-mel frames of `bands` bands, and have `encoder_tokens` tokens once
+    /// encoded.
+    pub fn new(
+        handle: EngineHandle,
+        speech: Speech,
+        tokenizer: Tokenizer,
+        bands: usize,
+        encoder_tokens: usize,
+    ) -> Transcriber {
+        let (speech, mel) = (Arc::new(speech), Arc::new(LogMel::new(bands)));
+        Transcriber { handle, speech, tokenizer, mel, encoder_tokens }
     }
 
     /// Samples per window.
     fn window(&self) -> usize {
-        2 * self.handle.info().encoder_tokens * HOP
+        2 * self.encoder_tokens * HOP
     }
 
     /// Transcribes audio. `more(n)` returns the next `n` samples, fewer at the end. After each window `tell` is called
-    /// with its segments and the number of seconds done.
-    pub fn run(
+    /// with its segments and the number of seconds done. Dropping the future cancels the window that is decoded.
+    pub async fn run(
         &self,
         wish: &TranscribeOptions,
         more: &mut dyn FnMut(usize) -> Result<Vec<f32>, String>,
@@ -197,11 +197,11 @@ impl Transcriber {
                 ended = some.len() < wanted;
                 samples.extend(some);
             }
-            if samples.is_empty() || wish.gone.load(Ordering::Relaxed) {
+            if samples.is_empty() {
                 let code = language.and_then(|id| self.speech.code(id)).map(str::to_owned);
                 return Ok(Transcription { language: code, seconds: before as f64 / RATE as f64 });
             }
-            let draft = self.draft(wish, language, &begun, &samples)?;
+            let draft = self.draft(wish, language, &begun, &samples).await?;
             language = language.or(draft.language);
             begun = vec![self.speech.start];
             let (seek, seconds) = (before as f64 / RATE as f64, samples.len() as f64 / RATE as f64);
@@ -246,36 +246,55 @@ impl Transcriber {
 
     /// Decodes a window: the first draft that is neither unlikely nor repetitive, or the last one (temperature
     /// fallback).
-    fn draft(
+    async fn draft(
         &self,
         wish: &TranscribeOptions,
         language: Option<u32>,
         begun: &[u32],
         samples: &[f32],
-    ) -> Result<Draft, Interrupted> {
-        let sound = self.mel.frames(samples, 2 * self.handle.info().encoder_tokens);
+    ) -> Result<Draft, Failure> {
+        let frames = self.mel.frames(samples, 2 * self.encoder_tokens);
+        let input = Arc::new(EncoderInput::Mel(frames));
         let mut temperature = wish.temperature;
         loop {
-            let (reply, answer) = oneshot::channel();
-            let draft = Draft { language, tokens: Vec::new(), logs: 0.0, silence: 0.0, temperature };
-            let policy = GreedyOrSampled {
+            let policy = Arc::new(SpeechPolicy {
                 speech: self.speech.clone(),
                 job: wish.job,
-                draft,
-                begun: false,
-                draws: u64::from(temperature.to_bits()),
-                gone: wish.gone.clone(),
-                reply,
+                language,
+                draft: Mutex::new(Draft { temperature, ..Draft::default() }),
+            });
+            let request = Request {
+                prompt: begun.to_vec(),
+                max_new: usize::MAX,
+                stop_tokens: vec![self.speech.end],
+                ignore_end: true,
+                client: wish.client,
+                salt: wish.salt.clone(),
+                input: Some(input.clone()),
+                policy: Some(policy.clone()),
+                ..Request::default()
             };
-            let input = EncoderInput::Mel(sound.clone());
-            self.handle.submit(Task { input, prompt: begun.to_vec(), policy: Box::new(policy) })?;
-            let draft = answer.blocking_recv().map_err(|_| self.handle.shutdown_reason())??;
+            self.end_of(request).await?;
+            let draft = std::mem::take(&mut *policy.draft.lock().unwrap_or_else(PoisonError::into_inner));
             let text = self.tokenizer.decode(&draft.tokens, Shown::Text);
             let poor = repetition(&text) > MAX_COMPRESSION_RATIO || draft.mean_log() < MIN_AVG_LOGPROB;
             if !poor || draft.is_silence() || temperature + TEMPERATURES > 1.0 + 1e-6 {
                 return Ok(draft);
             }
             temperature += TEMPERATURES;
+        }
+    }
+
+    /// Submits a request and waits for its end.
+    async fn end_of(&self, request: Request) -> Result<(), Failure> {
+        let mut events = self.handle.submit(request)?;
+        loop {
+            match events.recv().await {
+                Some(Event::Done(_)) => return Ok(()),
+                Some(Event::Failed(why)) => return Err(why),
+                Some(_) => {}
+                None => return Err(self.handle.shutdown_reason()),
+            }
         }
     }
 }

@@ -5,8 +5,8 @@ use std::fmt;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use tallow_engine::failure::Unfit;
 use tallow_engine::handle::Failure;
-use tallow_engine::scheduler::Unfit;
 
 /// A refused or failed request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,6 @@ use axum::http::Method;
 use tallow_engine::counts::StepSizes;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{Done, EngineHandle};
-use tallow_engine::seq2seq::Seq2SeqHandle;
 
 use crate::errors::ApiError;
 use crate::exposition::{Labels, Page};
@@ -198,43 +197,11 @@ impl Metrics {
 
     /// Metrics of a generative model.
     pub(crate) fn of_generator(&self, page: &mut Page, handle: &EngineHandle) {
-        let (info, stats, steps) = (handle.info(), handle.stats(), handle.steps());
+        let stats = handle.stats();
         let load = |n: &std::sync::atomic::AtomicUsize| n.load(Ordering::Relaxed);
-        let usage = load(&stats.pages_in_use) as f64 / info.pages.max(1) as f64;
-        router_gauges(page, load(&stats.running), load(&stats.waiting), usage);
-        page.gauge(
-            "vllm:decode_budget_tokens",
-            "Step budget, in tokens, while sequences are being decoded.",
-            load(&stats.decode_budget),
-        );
-        let (block, blocks) = (info.page_len.to_string(), info.pages.to_string());
-        let config: Labels<'_> = &[("block_size", &block), ("num_gpu_blocks", &blocks)];
-        page.gauges("vllm:cache_config_info", "Configuration of the KV cache.", [(config, 1)]);
+        router_gauges(page, load(&stats.running), load(&stats.waiting), cache_usage(handle));
         adapters(page, handle);
-        for (name, what, count) in [
-            ("vllm:prompt_tokens", "Prompt tokens of finished requests.", &stats.prompt_tokens),
-            ("vllm:generation_tokens", "Tokens generated.", &stats.new_tokens),
-            (
-                "vllm:prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache.",
-                &stats.prefix_queries,
-            ),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", &stats.prefix_hits),
-            ("vllm:num_preemptions", "Sequences that were preempted.", &stats.preemptions),
-            ("vllm:steps", "Steps run.", &steps.run),
-            ("vllm:failed_steps", "Steps that failed.", &steps.failed),
-            ("vllm:page_faults", "Failed consistency checks of the KV cache's pages.", &stats.page_faults),
-        ] {
-            page.counter(name, what, count.load(Ordering::Relaxed));
-        }
-        let sizes = &stats.step_sizes;
-        page.histogram(
-            "vllm:iteration_tokens_total",
-            "Tokens computed in a step.",
-            &StepSizes::BOUNDS.map(|bound| bound as f64),
-            &sizes.counts(),
-            sizes.tokens() as f64,
-        );
+        engine(page, handle);
         self.success(page);
         for histogram in [
             &self.time_to_first_token,
@@ -274,20 +241,12 @@ impl Metrics {
     }
 
     /// Metrics of a speech-to-text model; `taken`: requests in flight or waiting.
-    pub(crate) fn of_speech(&self, page: &mut Page, handle: &Seq2SeqHandle, taken: usize) {
-        let (stats, steps) = (handle.stats(), handle.steps());
-        let windows = stats.running.load(Ordering::Relaxed);
+    pub(crate) fn of_speech(&self, page: &mut Page, handle: &EngineHandle, taken: usize) {
+        let windows = handle.stats().running.load(Ordering::Relaxed);
         // A request has one window in work at a time; between two windows the server works on it.
         let running = taken.min(handle.info().slots.max(windows));
-        let usage = windows as f64 / handle.info().slots.max(1) as f64;
-        router_gauges(page, running, taken - running, usage);
-        for (name, what, count) in [
-            ("vllm:generation_tokens", "Tokens generated.", &stats.new_tokens),
-            ("vllm:steps", "Steps run.", &steps.run),
-            ("vllm:failed_steps", "Steps that failed.", &steps.failed),
-        ] {
-            page.counter(name, what, count.load(Ordering::Relaxed));
-        }
+        router_gauges(page, running, taken - running, cache_usage(handle));
+        engine(page, handle);
         self.success(page);
         self.end_to_end.write(page);
     }
@@ -374,6 +333,44 @@ fn router_gauges(page: &mut Page, running: usize, waiting: usize, usage: f64) {
     page.gauge("vllm:num_requests_running", "Requests being processed.", running);
     page.gauge("vllm:num_requests_waiting", "Requests waiting in the queue.", waiting);
     page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1.", usage);
+}
+
+/// Share of the KV cache in use.
+fn cache_usage(handle: &EngineHandle) -> f64 {
+    handle.stats().pages_in_use.load(Ordering::Relaxed) as f64 / handle.info().pages.max(1) as f64
+}
+
+/// Metrics of an engine's KV cache, sequences and steps.
+fn engine(page: &mut Page, handle: &EngineHandle) {
+    let (info, stats, steps) = (handle.info(), handle.stats(), handle.steps());
+    page.gauge(
+        "vllm:decode_budget_tokens",
+        "Step budget, in tokens, while sequences are being decoded.",
+        stats.decode_budget.load(Ordering::Relaxed),
+    );
+    let (block, blocks) = (info.page_len.to_string(), info.pages.to_string());
+    let config: Labels<'_> = &[("block_size", &block), ("num_gpu_blocks", &blocks)];
+    page.gauges("vllm:cache_config_info", "Configuration of the KV cache.", [(config, 1)]);
+    for (name, what, count) in [
+        ("vllm:prompt_tokens", "Prompt tokens of finished requests.", &stats.prompt_tokens),
+        ("vllm:generation_tokens", "Tokens generated.", &stats.new_tokens),
+        ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", &stats.prefix_queries),
+        ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", &stats.prefix_hits),
+        ("vllm:num_preemptions", "Sequences that were preempted.", &stats.preemptions),
+        ("vllm:steps", "Steps run.", &steps.run),
+        ("vllm:failed_steps", "Steps that failed.", &steps.failed),
+        ("vllm:page_faults", "Failed consistency checks of the KV cache's pages.", &stats.page_faults),
+    ] {
+        page.counter(name, what, count.load(Ordering::Relaxed));
+    }
+    let sizes = &stats.step_sizes;
+    page.histogram(
+        "vllm:iteration_tokens_total",
+        "Tokens computed in a step.",
+        &StepSizes::BOUNDS.map(|bound| bound as f64),
+        &sizes.counts(),
+        sizes.tokens() as f64,
+    );
 }
 
 /// LoRA adapters in use. The value is the time, as routers expect.

@@ -60,23 +60,22 @@ pub struct ServedEncoder {
 pub struct ServedSpeech {
     /// Transcribes audio.
     pub(crate) transcriber: Transcriber,
-    pub(crate) names: Vec<String>,
     /// Most requests in flight or waiting, and a permit for each.
     pub(crate) queue: usize,
     pub(crate) permits: Arc<Semaphore>,
 }
 
 impl ServedSpeech {
-    /// A model with these names, for up to `queue` concurrent requests.
-    pub fn new(transcriber: Transcriber, names: Vec<String>, queue: usize) -> ServedSpeech {
+    /// A model for up to `queue` concurrent requests.
+    pub fn new(transcriber: Transcriber, queue: usize) -> ServedSpeech {
         let queue = queue.min(Semaphore::MAX_PERMITS);
-        ServedSpeech { transcriber, names, queue, permits: Arc::new(Semaphore::new(queue)) }
+        ServedSpeech { transcriber, queue, permits: Arc::new(Semaphore::new(queue)) }
     }
 }
 
 impl Model for ServedSpeech {
     fn names(&self) -> &[String] {
-        &self.names
+        &self.transcriber.handle.info().names
     }
 
     fn context(&self) -> usize {
@@ -97,6 +96,10 @@ impl Model for ServedSpeech {
     fn drain(&self, _within: Duration) {
         // Requests in flight need the engine for their next windows. New ones get no permit.
         self.permits.close();
+    }
+
+    fn page_faults(&self) -> u64 {
+        self.transcriber.handle.stats().page_faults.load(Ordering::Relaxed)
     }
 
     fn metrics(&self, page: &mut Page, of_server: &Metrics) {

@@ -10,10 +10,6 @@ use super::Finding;
 use super::imports::{Import, Module, imports, place};
 use super::source::File;
 
-/// Circles that are still there: the folder, and the modules in it that import each other. This list only shrinks.
-const KNOWN: [(&str, &[&str]); 1] =
-    [("crates/engine/src", &["admission", "handle", "lora", "scheduler", "service"])];
-
 /// Imports between the modules of one folder, each with one place that has it.
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a Import>>;
 
@@ -74,42 +70,17 @@ fn way_round<'a>(graph: &Graph<'a>, start: &'a str) -> Vec<&'a Import> {
 }
 
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
-    checked(files, &KNOWN)
-}
-
-fn checked(files: &[File], known: &[(&str, &[&str])]) -> Vec<Finding> {
     let mut crates: BTreeMap<&str, Vec<(usize, Module)>> = BTreeMap::new();
     for (i, file) in files.iter().enumerate().filter(|(_, file)| file.is_rust()) {
         if let Some((root, module)) = place(&file.path) {
             crates.entry(root).or_default().push((i, module));
         }
     }
-    let (mut found, mut left) = (Vec::new(), BTreeSet::new());
-    for (root, of) in &crates {
+    let mut found = Vec::new();
+    for of in crates.values() {
         let all = imports(files, of);
-        for (folder, graph) in graphs(&all) {
-            let folder = format!("{root}{}", folder.join("/"));
-            let folder = folder.trim_end_matches('/');
-            for circle in circles(&graph) {
-                let is_known = |(place, modules): &(&str, &[&str])| {
-                    *place == folder && circle.iter().all(|m| modules.contains(m))
-                };
-                match known.iter().any(is_known) {
-                    true => left.extend(circle.iter().map(|m| (folder.to_owned(), (*m).to_owned()))),
-                    false => found.push(finding(files, &graph, &circle)),
-                }
-            }
-        }
-    }
-    for (place, modules) in known {
-        let is_gone = |m: &&&str| !left.contains(&((*place).to_owned(), (**m).to_owned()));
-        let gone: Vec<&str> = modules.iter().filter(is_gone).copied().collect();
-        if !gone.is_empty() {
-            let what = format!(
-                "{} are in no circle any more: strike them out of the list in xtask/src/tidy/circles.rs",
-                gone.join(", ")
-            );
-            found.push(Finding { path: (*place).into(), line: 1, what });
+        for graph in graphs(&all).values() {
+            found.extend(circles(graph).iter().map(|circle| finding(files, graph, circle)));
         }
     }
     found
@@ -136,18 +107,14 @@ fn finding(files: &[File], graph: &Graph<'_>, circle: &[&str]) -> Finding {
 mod tests {
     use super::*;
 
-    fn found(files: &[(&str, &str)], known: &[(&str, &[&str])]) -> Vec<String> {
-        let files: Vec<File> =
-            files.iter().map(|(path, text)| File::new(&format!("crates/x/src/{path}"), text)).collect();
-        checked(&files, known).iter().map(Finding::to_string).collect()
-    }
-
     /// The modules of the circles that are found.
     fn circles_of(files: &[(&str, &str)]) -> Vec<String> {
         let between = |text: &String| {
             text.split_once("the modules ")?.1.split_once(" import each").map(|(names, _)| names.to_owned())
         };
-        found(files, &[]).iter().filter_map(between).collect()
+        let files: Vec<File> =
+            files.iter().map(|(path, text)| File::new(&format!("crates/x/src/{path}"), text)).collect();
+        check(&files).iter().map(Finding::to_string).filter_map(|found| between(&found)).collect()
     }
 
     #[test]
@@ -197,16 +164,5 @@ mod tests {
         assert_eq!(circles_of(&[&inside[..1], &inside[2..], &between[..]].concat()), ["a, b"]);
         let back = [("a/two.rs", "use super::one::One;")];
         assert_eq!(circles_of(&[&inside[..2], &back[..]].concat()), ["one, two"]);
-    }
-
-    #[test]
-    fn known_circles_may_only_shrink() {
-        let files = [("a.rs", "use crate::b;"), ("b.rs", "use crate::a;"), ("c.rs", "")];
-        let folder = "crates/x/src";
-        assert_eq!(found(&files, &[(folder, &["a", "b"])]), Vec::<String>::new());
-        let shrunk = found(&files, &[(folder, &["a", "b", "c"])]);
-        assert!(matches!(&shrunk[..], [one] if one.contains("c are in no circle")), "{shrunk:?}");
-        assert_eq!(found(&files[1..], &[(folder, &["a", "b"])]).len(), 1);
-        assert_eq!(found(&files, &[(folder, &["b", "c"])]).len(), 2);
     }
 }

@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use tallow_core::conformance::{self, Suite};
-use tallow_engine::seq2seq::SlotLimits;
 use tallow_models::AnyModel;
 use tallow_text::generation::Generation;
 
@@ -13,7 +12,7 @@ use crate::args::Doctor;
 use crate::devices::{
     Arithmetic, CpuOptions, CpuSpeeds, Device, Hardware, Isa, Memory, Task, candidates, cores, cpu_name,
 };
-use crate::memory::{Plan, size};
+use crate::memory::{Plan, Seq2SeqLimits, size};
 use crate::model_name::short_name;
 use crate::settings::{Defaults, EngineConfig, Flags, KNOWN, Known, Sources, resolve};
 use crate::terminal::counted;
@@ -46,15 +45,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
                 }
                 AnyModel::Seq2Seq(model) => {
                     let config = config(&args, sources, &model.generation()?)?;
-                    let (encoder_tokens, decoder_tokens) =
-                        (model.spec.encoder.context, model.spec.decoder.context);
-                    let limits = SlotLimits {
-                        slots: 1,
-                        encoder_tokens,
-                        decoder_tokens,
-                        dtype: config.kv.value.0,
-                        queue: 1,
-                    };
+                    let limits = Seq2SeqLimits::of(&model, 1, config.kv.value.0, config.batch.value);
                     return of_one_use(text, name, &config, |device| {
                         Plan::of_seq2seq(&model, limits, device)
                     });

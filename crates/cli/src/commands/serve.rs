@@ -174,8 +174,8 @@ fn start_seq2seq(
     let names = std::iter::once(short_name(name)).chain(args.alias.iter().cloned()).collect();
     let (slots, queue) = (config.slots.value, config.slots.value + config.queue.value);
     let (running, transcriber) =
-        seq2seq::transcriber(model, Placement::of(&config), config.kv.value, slots, &Notice::log)?;
-    Ok((running, ServedSpeech::new(transcriber, names, queue)))
+        seq2seq::transcriber(model, names, Placement::of(&config), config.kv.value, slots, &Notice::log)?;
+    Ok((running, ServedSpeech::new(transcriber, queue)))
 }
 
 /// Logs the server's address. Returns the listener for stop signals.

@@ -2,9 +2,8 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
+use tallow_engine::scheduler::ClientId;
 use tallow_engine::transcribe::{Segment, TranscribeOptions, Transcriber};
 use tallow_media::audio::Audio;
 use tallow_models::speech::Job;
@@ -15,6 +14,7 @@ use crate::args::{self, Transcribe, Wanted};
 use crate::devices::Arithmetic;
 use crate::encoder::Placement;
 use crate::load;
+use crate::model_name::short_name;
 use crate::notice::Notice;
 use crate::settings::Sources;
 use crate::single_runner::Setup;
@@ -30,7 +30,9 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         load::seq2seq(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     let placement = Placement::new(sources, &args.device)?;
     let kv = Setup::new(sources, &args.device, None, Arithmetic::Fast)?.kv;
-    let (_running, transcriber) = seq2seq::transcriber(&model, placement, kv, 1, &Notice::show_passed_over)?;
+    let names = vec![short_name(&args.model)];
+    let (_running, transcriber) =
+        seq2seq::transcriber(&model, names, placement, kv, 1, &Notice::show_passed_over)?;
     let speech = &transcriber.speech;
     let language = args.language.as_ref().map(|name| {
         let none = || Failed::new(format!("--language {name}: the model knows these: {}", speech.known()));
@@ -45,7 +47,8 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         job,
         prompt: args.prompt.clone(),
         temperature: args.temperature,
-        gone: Arc::new(AtomicBool::new(false)),
+        client: ClientId::default(),
+        salt: None,
     };
     for (i, file) in args.files.iter().enumerate() {
         if args.files.len() > 1 && args.format == args::Transcript::Text {
@@ -105,16 +108,18 @@ fn one(
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
     }
     let (mut segments, mut lost) = (Vec::new(), None);
-    let result =
-        transcriber.run(options, &mut |n| audio.read(n).map_err(|e| e.to_string()), &mut |some, done| {
-            if args.format == args::Transcript::Text {
-                // Segments are shown as they come.
-                let shown = bar.suspend(|| show(some, args.timestamps));
-                lost = lost.take().or(shown.err());
-            }
-            segments.extend_from_slice(some);
-            bar.set_position(done as u64);
-        });
+    let mut more = |n: usize| audio.read(n).map_err(|e| e.to_string());
+    let mut tell = |some: &[Segment], done: f64| {
+        if args.format == args::Transcript::Text {
+            // Segments are shown as they come.
+            let shown = bar.suspend(|| show(some, args.timestamps));
+            lost = lost.take().or(shown.err());
+        }
+        segments.extend_from_slice(some);
+        bar.set_position(done as u64);
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let result = runtime.block_on(transcriber.run(options, &mut more, &mut tell));
     bar.finish_and_clear();
     let transcription = result.map_err(|why| Failed::new(format!("{}: {why}", file.display())))?;
     if let Some(why) = lost {

@@ -73,6 +73,19 @@ impl Server {
         (head[9..12].parse().unwrap(), kind.to_owned(), body.to_owned())
     }
 
+    /// Value of one of the server's metrics.
+    fn metric(&self, name: &str) -> f64 {
+        let mut stream = TcpStream::connect(&self.1).unwrap();
+        let head = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.1);
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        let line =
+            page.lines().find(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {page}"));
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
     fn form(&self, path: &str, fields: &[(&str, &str)], file: &[u8]) -> (u16, String, String) {
         let mut body = Vec::new();
         for (name, value) in fields {
@@ -145,6 +158,15 @@ fn many_clients_get_what_one_gets() {
         assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), alone);
     }
     assert_eq!(ask("vtt").1, "text/vtt; charset=utf-8");
+    // They are counted as requests for text are.
+    for name in
+        ["prompt_tokens_total", "generation_tokens_total", "iteration_tokens_total_count", "steps_total"]
+    {
+        assert!(server.metric(&format!("vllm:{name}")) >= 7.0, "{name}");
+    }
+    for name in ["num_requests_running", "kv_cache_usage_perc", "failed_steps_total", "page_faults_total"] {
+        assert_eq!(server.metric(&format!("vllm:{name}")), 0.0, "{name}");
+    }
     let translated = server.form("/v1/audio/translations", &[("temperature", "0.2")], &file);
     assert_eq!(translated.0, 200, "{}", translated.2);
     assert!(serde_json::from_str::<Value>(&translated.2).unwrap()["text"].is_string());

@@ -2,10 +2,10 @@
 //! unload.
 
 use crate::common::{choices, comes_to_rest, ends, events, greedy, request, start, tokens};
+use tallow_engine::failure::Unfit;
 use tallow_engine::handle::{EngineHandle, Event, Failure, LoadLora, Request};
 use tallow_engine::lora::{LoraError, LoraRef, LoraUse};
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::Unfit;
 use tallow_models::adapter::AdapterFile;
 use tallow_support::golden;
 

@@ -10,9 +10,10 @@ use crate::common::{
 };
 use tallow_engine::block_pool::BlockPool;
 use tallow_engine::engine::serve;
+use tallow_engine::failure::Unfit;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::{Limits, Scheduler, Unfit};
+use tallow_engine::scheduler::{Limits, Scheduler};
 
 #[test]
 fn an_answer_is_the_models_and_ends_in_one_event() {

@@ -32,7 +32,8 @@ fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<V
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
     let logits = Wanted::All { last: false };
     let (id, slot) = (SeqId(0), SlotId(0));
-    let part = BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None };
+    let part =
+        BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None, cross: None };
     let logits = r.logits(&Batch { parts: vec![part] }).unwrap();
     let rows: Vec<f32> = r.backend().download(&logits).unwrap();
     rows.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
@@ -114,6 +115,7 @@ fn check<B: Backend>(
                 root: Chain::ROOT,
                 all_logits: false,
                 lora: None,
+                cross: None,
                 client: ClientId(i as u64 % s.clients),
             };
             scheduler.submit(new).map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -392,6 +394,7 @@ fn a_step_that_failed_can_be_done_again() {
             slot: SlotId(*place),
             logits: Wanted::All { last: false },
             lora: None,
+            cross: None,
         };
         Batch { parts: places.iter().map(part).collect() }
     };

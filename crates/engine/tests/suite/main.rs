@@ -14,3 +14,4 @@ mod sampler;
 mod scheduler;
 mod seq2seq;
 mod spawn;
+mod transcribe;

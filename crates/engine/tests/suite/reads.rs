@@ -17,7 +17,7 @@ type Shapes = Vec<(usize, usize)>;
 /// Part of a prompt, from its beginning.
 fn part(tokens: &[u32], logits: Wanted) -> BatchPart {
     let (id, blocks, slot) = (SeqId(0), vec![BlockId(0), BlockId(1)], SlotId(0));
-    BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None }
+    BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None, cross: None }
 }
 
 fn decodes(tokens: &[u32], how: Sampling) -> (BatchPart, Sampling, Vec<u32>) {
@@ -31,7 +31,11 @@ fn step(parts: &[(BatchPart, Sampling, Vec<u32>)]) -> (Outcomes, Vec<Shapes>) {
     let runner = runner(&model);
     runner.backend().reads.borrow_mut().clear();
     let samplers: Vec<Sampler> = parts.iter().map(|(_, how, p)| Sampler::new(how.clone(), p)).collect();
-    let asked = samplers.iter().zip(parts).map(|(sampler, (_, _, prompt))| SampleInput { sampler, prompt });
+    let asked = samplers.iter().zip(parts).map(|(sampler, (_, _, prompt))| SampleInput {
+        sampler,
+        prompt,
+        input: None,
+    });
     let asked: Vec<SampleInput<'_>> = asked.collect();
     let batch = Batch { parts: parts.iter().map(|(part, _, _)| part.clone()).collect() };
     let outcomes = runner.run(&batch, &asked).unwrap();

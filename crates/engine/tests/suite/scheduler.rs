@@ -5,8 +5,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
 use tallow_engine::block_pool::{BlockPool, Chain};
+use tallow_engine::encoder_input::{EncoderOutput, InputDigest};
+use tallow_engine::failure::Unfit;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Unfit, Wanted,
+    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Wanted,
 };
 
 /// A request of a schedule.
@@ -20,6 +22,24 @@ struct Asked {
     /// Cancelled by its client after this many tokens.
     leaves_after: Option<usize>,
     client: u64,
+    /// Encoder input, which determines the number of its tokens.
+    input: Option<u32>,
+}
+
+impl Asked {
+    fn cross(&self) -> Option<EncoderOutput> {
+        self.input.map(|input| output(input, 1 + 3 * input as usize))
+    }
+
+    /// What its tokens' K and V depend on besides the tokens: salt and encoder input.
+    fn salt(&self) -> Option<u64> {
+        let input = self.input.map_or(0, |input| 10 * u64::from(input + 1));
+        (self.salt.is_some() || input > 0).then(|| input + self.salt.map_or(0, |salt| salt + 1))
+    }
+}
+
+fn output(input: u32, tokens: usize) -> EncoderOutput {
+    EncoderOutput { input: InputDigest([input; 4]), tokens }
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
@@ -28,8 +48,9 @@ fn asked() -> impl Strategy<Value = Asked> {
         .prop_map(|(common, own)| (0..common as u32).map(|i| i % 2).chain(own).collect::<Vec<u32>>());
     let salt = prop_oneof![4 => Just(None), 1 => (0u64..2).prop_map(Some)];
     let leaves = prop_oneof![3 => Just(None), 1 => (0usize..10).prop_map(Some)];
-    (0usize..40, prompt, 0usize..20, salt, prop::bool::weighted(0.1), leaves, 0u64..4).prop_map(
-        |(at_step, prompt, max_new, salt, all_logits, leaves_after, client)| Asked {
+    let input = prop_oneof![2 => Just(None), 3 => (0u32..6).prop_map(Some)];
+    (0usize..40, prompt, 0usize..20, salt, prop::bool::weighted(0.1), leaves, 0u64..4, input).prop_map(
+        |(at_step, prompt, max_new, salt, all_logits, leaves_after, client, input)| Asked {
             at_step,
             prompt,
             max_new,
@@ -37,6 +58,7 @@ fn asked() -> impl Strategy<Value = Asked> {
             all_logits,
             leaves_after,
             client,
+            input,
         },
     )
 }
@@ -61,16 +83,46 @@ fn digest(salt: Option<u64>, tokens: &[u32]) -> u64 {
     h.finish()
 }
 
-/// Model of the KV cache: per (page, offset), a digest of the tokens up to it. The salt is part of it, since salted
-/// prefixes must never match.
+/// Model of the KV cache: per (page, offset), a digest of the tokens up to it, or of the encoder input and the place in
+/// its output. The salt is part of it, since salted prefixes must never match.
 type Cache = HashMap<(u32, usize), u64>;
+
+/// K and V of a token of the encoder's output.
+fn cross_digest(input: InputDigest, at: usize) -> u64 {
+    let mut h = DefaultHasher::new();
+    (input, at).hash(&mut h);
+    h.finish()
+}
 
 /// Runs a batch on the model of the cache, and checks that its reads and writes are allowed.
 fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Known>) -> Vec<(SeqId, u32)> {
     let mut sampled = Vec::new();
     let mut written: HashMap<(u32, usize), SeqId> = HashMap::new();
     for part in &batch.parts {
+        let Some(cross) = part.cross.as_ref().filter(|cross| cross.encode) else { continue };
+        let input = known[&part.id].asked.cross().unwrap().input;
+        for at in 0..cross.tokens {
+            let slot = (cross.blocks[at / page].0, at % page);
+            assert_eq!(written.insert(slot, part.id), None, "{:?} encodes where another writes", part.id);
+            cache.insert(slot, cross_digest(input, at));
+        }
+    }
+    for part in &batch.parts {
         let seq = &known[&part.id];
+        let want = seq.asked.cross();
+        assert_eq!(part.cross.as_ref().map(|cross| cross.tokens), want.map(|output| output.tokens));
+        for (cross, output) in part.cross.iter().zip(want) {
+            assert_eq!(cross.blocks.len(), cross.tokens.div_ceil(page));
+            for at in 0..cross.tokens {
+                let holds = cache.get(&(cross.blocks[at / page].0, at % page)).copied();
+                assert_eq!(
+                    holds,
+                    Some(cross_digest(output.input, at)),
+                    "{:?} reads another's input",
+                    part.id
+                );
+            }
+        }
         let end = part.start + part.tokens.len();
         assert_eq!(
             part.tokens,
@@ -127,7 +179,7 @@ proptest! {
     fn every_schedule_is_right_and_ends(
         requests in prop::collection::vec(asked(), 1..14),
         page in 1usize..6,
-        pages in 8usize..40,
+        pages in 6usize..40,
         slots in 1usize..6,
         budget in 1usize..40,
         decode_budget in 1usize..60,
@@ -145,19 +197,27 @@ proptest! {
         for step in 0.. {
             prop_assert!(step < 20_000, "it does not end");
             for (id, asked) in waiting.extract_if(.., |(_, a)| a.at_step <= step) {
-                let root = asked.salt.map_or(Chain::ROOT, Chain::salted);
+                let root = asked.salt().map_or(Chain::ROOT, Chain::salted);
                 let (prompt, max_new) = (asked.prompt.len(), asked.max_new);
-                let new = NewSeq { id, tokens: asked.prompt.clone(), max_new, root, all_logits: asked.all_logits, lora: None, client: ClientId(asked.client) };
+                let client = ClientId(asked.client);
+                let (tokens, all_logits, cross) = (asked.prompt.clone(), asked.all_logits, asked.cross());
+                let new = NewSeq { id, tokens, max_new, root, all_logits, lora: None, client, cross };
+                // Pages for cross-attention are not there for the decoder's tokens.
+                let read = cross.map_or(0, |cross| cross.tokens);
+                let left = pages.saturating_sub(read.div_ceil(page));
+                let context = s.context().min(left * page);
                 match s.submit(new) {
                     Ok(()) => {
-                        let most = (prompt + max_new).min(s.context());
+                        let most = (prompt + max_new).min(context);
                         let tokens = asked.prompt.clone();
-                        known.insert(id, Known { tokens, most, salt: asked.salt, asked, generated: 0 });
+                        known.insert(id, Known { tokens, most, salt: asked.salt(), asked, generated: 0 });
+                    }
+                    Err(Unfit::LongInput { tokens, room }) => {
+                        prop_assert_eq!((tokens, room, left), (read, (pages - 1) * page, 0));
+                        ended += 1;
                     }
                     Err(unfit) => {
-                        let too_long = prompt + usize::from(max_new > 0) > s.context();
-                        let context = s.context();
-                        prop_assert!(too_long);
+                        prop_assert!(prompt + usize::from(max_new > 0) > context);
                         prop_assert_eq!(unfit, Unfit::TooLong { prompt, context });
                         ended += 1;
                     }
@@ -174,7 +234,11 @@ proptest! {
             };
             let rows: usize = batch.parts.iter().map(|p| p.tokens.len()).sum();
             prop_assert!(rows <= budget.max(2 * slots) && rows > 0);
-            let decodes = |p: &BatchPart| known[&p.id].generated > 0 && p.start + 1 == known[&p.id].tokens.len();
+            let encodes = |p: &BatchPart| p.cross.as_ref().is_some_and(|cross| cross.encode);
+            prop_assert!(batch.parts.iter().filter(|p| encodes(p)).count() <= 1);
+            let decodes = |p: &BatchPart| {
+                known[&p.id].generated > 0 && p.start + 1 == known[&p.id].tokens.len() && !encodes(p)
+            };
             if batch.parts.iter().any(decodes) {
                 prop_assert!(rows <= decode_budget.max(2 * slots));
             }
@@ -227,6 +291,7 @@ fn submit_for(s: &mut Scheduler, client: u64, id: u64, tokens: Vec<u32>, max_new
         root: Chain::ROOT,
         all_logits: false,
         lora: None,
+        cross: None,
         client: ClientId(client),
     };
     s.submit(new).unwrap();
@@ -324,6 +389,7 @@ fn prompts_to_be_scored_share_a_budget_of_their_own() {
             root: Chain::ROOT,
             all_logits,
             lora: None,
+            cross: None,
             client: ClientId(0),
         })
         .unwrap();
@@ -393,6 +459,85 @@ fn a_client_has_its_share_of_the_pages_too() {
     assert!(s.is_idle());
 }
 
+fn submit_input(s: &mut Scheduler, client: u64, id: u64, input: u32, max_new: usize) {
+    let new = NewSeq {
+        id: SeqId(id),
+        tokens: vec![1],
+        max_new,
+        root: Chain::salted(u64::from(input)),
+        all_logits: false,
+        lora: None,
+        client: ClientId(client),
+        cross: Some(output(input, 10)),
+    };
+    s.submit(new).unwrap();
+}
+
+/// Sequences of a step, and the one whose input it encodes.
+fn steps_and_encodes(batch: &Batch) -> (Vec<u64>, Vec<u64>) {
+    let encodes = |p: &&BatchPart| p.cross.as_ref().is_some_and(|cross| cross.encode);
+    let ids = |parts: Vec<&BatchPart>| parts.iter().map(|p| p.id.0).collect();
+    (ids(batch.parts.iter().collect()), ids(batch.parts.iter().filter(encodes).collect()))
+}
+
+#[test]
+fn an_input_that_many_share_is_encoded_once() {
+    let mut s = scheduler(100, 4, 64, 40);
+    (0..3).for_each(|id| submit_input(&mut s, id, id, 7, 5));
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0], vec![0]));
+    // The input's three pages are shared; each of the sequences has one page of its own.
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0, 1, 2], vec![]));
+    assert_eq!(s.pool().in_use(), 3 + 3);
+    while step(&mut s).is_some() {}
+    // Another draft of the same input finds it, also after all others have ended.
+    submit_input(&mut s, 0, 3, 7, 5);
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![3], vec![]));
+    // Once a page of it is evicted it is encoded again.
+    while step(&mut s).is_some() {}
+    submit(&mut s, 4, vec![1; 99], 1);
+    submit(&mut s, 5, vec![2; 60], 1);
+    while step(&mut s).is_some() {}
+    submit_input(&mut s, 0, 6, 7, 5);
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![6], vec![6]));
+}
+
+#[test]
+fn a_step_encodes_one_input_beside_those_that_decode() {
+    let mut s = scheduler(100, 4, 64, 40);
+    (0..3).for_each(|id| submit_input(&mut s, 0, id, id as u32, 9));
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0], vec![0]));
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0, 1], vec![1]));
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0, 1, 2], vec![2]));
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0, 1, 2], vec![]));
+}
+
+#[test]
+fn a_client_with_many_recordings_does_not_delay_another() {
+    let mut s = scheduler(100, 2, 64, 60);
+    (0..10).for_each(|id| submit_input(&mut s, 1, id, id as u32, 50));
+    (0..3).for_each(|_| drop(step(&mut s)));
+    submit_input(&mut s, 2, 100, 100, 3);
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0, 100], vec![100]));
+    (0..2).for_each(|_| assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0, 100], vec![])));
+    // The preempted one goes on where it was: its input is still there.
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![0, 1], vec![]));
+}
+
+#[test]
+fn who_leaves_before_the_input_is_encoded_leaves_no_page_behind() {
+    let mut s = scheduler(100, 2, 64, 40);
+    submit_input(&mut s, 0, 0, 7, 5);
+    let batch = s.next_batch().unwrap();
+    assert_eq!(s.pool().in_use(), 4);
+    // While the step is computed.
+    s.drop_seq(SeqId(0));
+    assert_eq!(s.commit(&batch, &[(SeqId(0), 7)]), []);
+    assert_eq!((s.pool().in_use(), s.pool().at_rest(), s.check()), (0, Ok(()), Ok(())));
+    // What it encoded may be overwritten by now: nobody finds it.
+    submit_input(&mut s, 0, 1, 7, 5);
+    assert_eq!(steps_and_encodes(&step(&mut s).unwrap()), (vec![1], vec![1]));
+}
+
 #[test]
 fn salts_do_not_meet() {
     let mut s = scheduler(100, 8, 64, 100);
@@ -405,6 +550,7 @@ fn salts_do_not_meet() {
             root,
             all_logits: false,
             lora: None,
+            cross: None,
             client: ClientId(0),
         };
         s.submit(new).unwrap();
@@ -423,11 +569,17 @@ fn what_cannot_fit_is_refused_with_both_numbers() {
         root: Chain::ROOT,
         all_logits: false,
         lora: None,
+        cross: None,
         client: ClientId(0),
     };
     assert_eq!(s.submit(new(0)), Err(Unfit::Empty));
     assert_eq!(s.submit(new(40)), Err(Unfit::TooLong { prompt: 40, context: 40 }));
     assert!(s.submit(new(39)).is_ok());
+    let reads = |tokens, prompt| NewSeq { cross: Some(output(1, tokens)), ..new(prompt) };
+    assert_eq!(s.submit(reads(0, 1)), Err(Unfit::Empty));
+    assert_eq!(s.submit(reads(37, 1)), Err(Unfit::LongInput { tokens: 37, room: 36 }));
+    assert_eq!(s.submit(reads(33, 4)), Err(Unfit::TooLong { prompt: 4, context: 4 }));
+    assert!(s.submit(reads(33, 3)).is_ok());
 }
 
 #[test]

@@ -6,12 +6,11 @@ use std::path::Path;
 use tallow_checkpoint::Checkpoint;
 use tallow_checkpoint::config::Config;
 use tallow_checkpoint::tensor_names::Slot;
-use tallow_core::{Backend, Result, StepPlan, Tensor};
+use tallow_core::Backend;
 use tallow_text::generation::Generation;
 use tallow_text::tokenizer::Tokenizer;
 
 use crate::Result as LoadResult;
-use crate::blocks::cache::LayerCache;
 use crate::decoder::Decoder;
 use crate::encoder::Encoder;
 use crate::families::{self, Seq2SeqFamily};
@@ -96,17 +95,5 @@ impl<B: Backend> Seq2Seq<B> {
             tied_head || family.spare.iter().any(|start| name.starts_with(start))
         })?;
         Ok(Seq2Seq { encoder, decoder })
-    }
-
-    /// Logits of a decoder step's outputs. `given`: plan and KV caches of the encoder's output, for cross-attention.
-    pub fn write(
-        &self,
-        b: &B,
-        plan: &StepPlan<B>,
-        caches: &[LayerCache<B>],
-        given: (&StepPlan<B>, &[LayerCache<B>]),
-    ) -> Result<Tensor<B>> {
-        let x = self.decoder.forward_with_encoder(b, plan, caches, Some(given), |_, _| Ok(()))?;
-        self.decoder.logits(b, plan, &x)
     }
 }

@@ -87,7 +87,9 @@ impl<'a, B: Backend> Session<'a, B> {
             .map(|(i, t)| CrossSpan { rows: t.len(), read: self.read[*i], pages: pages(*i) })
             .collect();
         let look = StepPlan::new(b, looking(&looks, PAGE)).unwrap();
-        let logits = self.seq2seq.write(b, &plan, &self.own, (&look, &self.given)).unwrap();
+        let (decoder, given) = (&self.seq2seq.decoder, Some((&look, &self.given[..])));
+        let x = decoder.forward_with_encoder(b, &plan, &self.own, given, |_, _| Ok(())).unwrap();
+        let logits = decoder.logits(b, &plan, &x).unwrap();
         self.fed += of[0].1.len();
         b.download(&logits).unwrap()
     }

@@ -2,24 +2,27 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use tallow_engine::handle::Failure;
-use tallow_engine::transcribe::{Interrupted, TranscribeOptions};
+use tallow_engine::scheduler::ClientId;
+use tallow_engine::transcribe::{Interrupted, Segment, TranscribeOptions};
 use tallow_media::audio::Audio;
 use tallow_models::speech::Job;
-use tokio::sync::{OwnedSemaphorePermit, TryAcquireError};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, TryAcquireError, oneshot};
 
 use crate::ServedSpeech;
 use crate::access::Notes;
 use crate::body;
 use crate::errors::ApiError;
+use crate::http::guard::Caller;
 use crate::metrics::TrackedRequest;
 use crate::parse::multipart::{MultipartForm, boundary};
+use crate::served::Model;
 use crate::state::{ActiveRequest, Server};
 use crate::transcript::{Format, Transcript};
 
@@ -52,19 +55,11 @@ pub(crate) async fn translations(
     answer(server, request, Job::Translate).await
 }
 
-/// Sets the flag on drop: nobody waits for the result any more.
-struct CancelOnDrop(Arc<AtomicBool>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -> Result<Response, ApiError> {
     server.ready()?;
     let permit = permit(&server)?;
     let ctx = server.request_context(&request);
+    let salt = Caller::of(&request).salt();
     let (parts, body) = request.into_parts();
     let kind =
         parts.headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -75,19 +70,24 @@ async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -
     let mut bytes = body::read(body, &ctx, MAX_BYTES).await?;
     ctx.claim.grow(DECODING).await?;
     let (_active, begun) = (ActiveRequest::new(&server), Instant::now());
-    Notes::current().note(|noted| noted.model = server.model.names.first().cloned());
+    Notes::current().note(|noted| noted.model = server.model.names().first().cloned());
     let mut tracked = TrackedRequest::new(server.metrics.clone());
-    let cancelled = Arc::new(AtomicBool::new(false));
-    let _cancel = CancelOnDrop(cancelled.clone());
-    let (own, held) = (server.clone(), ctx.clone());
+    // Dropped when nobody waits for the result any more.
+    let (_waits, gone) = oneshot::channel::<()>();
+    let (own, client) = (server.clone(), ctx.client);
     let work = tokio::task::spawn_blocking(move || {
         // Released when this closure ends, even if nobody waits for it any more.
-        let _held = (permit, held);
-        let parsed = parse(&own, &bytes, &boundary, job, cancelled)?;
+        let _held = (permit, ctx);
+        let parsed = parse(&own, &bytes, &boundary, job, (client, salt))?;
         // Keeps the file in place and drops what is around it.
         bytes.truncate(parsed.file.end);
         bytes.drain(..parsed.file.start);
-        transcribe(&own, bytes, parsed, job)
+        Handle::current().block_on(async {
+            tokio::select! {
+                done = transcribe(&own, bytes, parsed, job) => done,
+                _ = gone => Err(ApiError::engine(Failure::ShuttingDown, true)),
+            }
+        })
     });
     let failed = |e| {
         tracing::error!("audio could not be transcribed: {e}");
@@ -123,11 +123,11 @@ fn parse(
     body: &[u8],
     boundary: &str,
     job: Job,
-    cancelled: Arc<AtomicBool>,
+    (client, salt): (ClientId, Option<String>),
 ) -> Result<TranscriptionRequest, ApiError> {
     let speech = &server.model.transcriber.speech;
     let mut form = MultipartForm::read(body, boundary)?;
-    let names = &server.model.names;
+    let names = server.model.names();
     if let Some(model) = form.text("model")?.filter(|model| !names.contains(model)) {
         return Err(ApiError::no_model(&model, names));
     }
@@ -168,7 +168,7 @@ fn parse(
     let file = start..start + file.len();
     Ok(TranscriptionRequest {
         file,
-        options: TranscribeOptions { language, job, prompt, temperature, gone: cancelled },
+        options: TranscribeOptions { language, job, prompt, temperature, client, salt },
         format,
     })
 }
@@ -193,7 +193,7 @@ fn granularities(form: &mut MultipartForm<'_>, format: Format) -> Result<(), Api
 }
 
 /// Transcribes the audio file.
-fn transcribe(
+async fn transcribe(
     server: &Server<ServedSpeech>,
     file: Vec<u8>,
     parsed: TranscriptionRequest,
@@ -204,7 +204,8 @@ fn transcribe(
     let mut audio = Audio::bytes(file).map_err(|e| bad_file(&e))?;
     let mut segments = Vec::new();
     let mut more = |n: usize| audio.read(n).map_err(|e| e.to_string());
-    let result = transcriber.run(&parsed.options, &mut more, &mut |some, _| segments.extend_from_slice(some));
+    let mut tell = |some: &[Segment], _: f64| segments.extend_from_slice(some);
+    let result = transcriber.run(&parsed.options, &mut more, &mut tell).await;
     let transcription = result.map_err(|e| match e {
         Interrupted::Failure(why) => ApiError::engine(why, transcriber.handle.is_alive()),
         Interrupted::Sound(why) => bad_file(&why),

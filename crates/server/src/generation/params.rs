@@ -6,7 +6,6 @@ use serde_json::Value;
 use tallow_engine::handle::{EngineHandle, Info, Request};
 use tallow_engine::lora::LoraRef;
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::ClientId;
 
 use crate::errors::ApiError;
 use crate::foreign;
@@ -99,10 +98,10 @@ impl Generation {
 
     /// Restricts prefix cache sharing to requests of the same caller, where callers have different keys.
     pub(crate) fn separate_cache(&mut self, caller: Caller) {
-        if let Caller::Key(n) = caller {
+        if let Some(key) = caller.salt() {
             // A client's own `cache_salt` cannot reach another caller's pages: the key's number comes first.
             let salt = self.salt.take().map_or_else(String::new, |salt| format!(":{salt}"));
-            self.salt = Some(format!("key {n}{salt}"));
+            self.salt = Some(key + &salt);
         }
     }
 
@@ -141,8 +140,8 @@ impl Generation {
             salt: self.salt.clone(),
             score_prompt,
             adapter,
-            // Filled in by `run`.
-            client: ClientId::default(),
+            // The client is filled in by `run`.
+            ..Request::default()
         })
     }
 

@@ -45,6 +45,11 @@ pub(crate) enum Caller {
 }
 
 impl Caller {
+    /// Salt of the caches of callers with different keys, which share nothing.
+    pub(crate) fn salt(self) -> Option<String> {
+        if let Caller::Key(n) = self { Some(format!("key {n}")) } else { None }
+    }
+
     /// Caller of a request that passed the guard.
     pub(crate) fn of(request: &Request) -> Caller {
         request.extensions().get().copied().unwrap_or_default()

@@ -3,17 +3,19 @@
 use std::ops::ControlFlow;
 
 use tallow_core::Backend;
-use tallow_engine::seq2seq::{DecoderSequence, EncoderInput, Seq2SeqRunner, SlotLimits};
+use tallow_engine::encoder_input::EncoderInput;
+use tallow_engine::runner::Runner;
+use tallow_engine::scheduler::{Batch, Wanted};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 
 use super::Tensors;
 use super::given::{Given, Ids};
-use crate::Failed;
 use crate::devices::{Device, Hardware, Task};
 use crate::fit::on_some_device;
-use crate::memory::Plan;
+use crate::memory::{Plan, Seq2SeqLimits};
 use crate::notice::Notice;
 use crate::single_runner::Setup;
+use crate::{Failed, seq2seq};
 
 /// Encoder input and decoder tokens of a row.
 struct Row {
@@ -33,7 +35,8 @@ pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, given: &Given) -> Result<
     let all = || groups.iter().flat_map(|(_, rows)| rows);
     let (read, written) = (all().map(|row| row.width).max(), all().map(|row| row.tokens.len()).max());
     let (encoder_tokens, decoder_tokens) = (read.unwrap_or(1), written.unwrap_or(1));
-    let limits = SlotLimits { slots: 1, encoder_tokens, decoder_tokens, dtype: setup.kv.0, queue: 1 };
+    let (dtype, batch) = (setup.kv.0, decoder_tokens);
+    let limits = Seq2SeqLimits { slots: 1, encoder_tokens, decoder_tokens, dtype, batch };
     let plan = |device: &Device| Plan::of_seq2seq(model, limits, device);
     on_some_device(setup.device, plan, &Notice::show_passed_over, |device, _| {
         device.run(Forward { model, setup, limits, groups: &groups })
@@ -44,7 +47,7 @@ pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, given: &Given) -> Result<
 struct Forward<'a> {
     model: &'a Seq2SeqModel,
     setup: Setup,
-    limits: SlotLimits,
+    limits: Seq2SeqLimits,
     groups: &'a [(String, Vec<Row>)],
 }
 
@@ -91,22 +94,23 @@ fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, F
 fn outputs<B: Backend>(
     b: B,
     model: &Seq2SeqModel,
-    limits: SlotLimits,
+    limits: Seq2SeqLimits,
     groups: &[(String, Vec<Row>)],
 ) -> Result<Tensors, Failed> {
     let loaded = Seq2Seq::load(&b, model, &mut |_, _| ControlFlow::Continue(()))?;
-    let runner = Seq2SeqRunner::new(b, loaded, limits)?;
+    let runner = Runner::seq2seq(b, loaded, limits.shape())?;
     let mut tensors = Tensors::new();
     for (before, rows) in groups {
         let (mut hidden, mut logits) = (Vec::new(), Vec::new());
         for row in rows {
-            let x = runner.encode(0, &row.input)?;
+            let wanted = Wanted::All { last: false };
+            let (x, part) = seq2seq::encoded(&runner, &row.input, row.tokens.clone(), wanted)?;
             let end = hidden.len() + row.width * x.cols();
-            hidden.extend(runner.device().download::<f32>(&x)?);
+            hidden.extend(runner.backend().download::<f32>(&x)?);
             // Padding is written as zeros.
             hidden.resize(end, 0.0);
-            let sequence = DecoderSequence { place: 0, read: x.rows(), fed: 0, tokens: row.tokens.clone() };
-            logits.extend(runner.step_all(&sequence)?);
+            let rows = runner.logits(&Batch { parts: vec![part] })?;
+            logits.extend(runner.backend().download::<f32>(&rows)?);
         }
         let (count, width) = (rows.len(), rows.first().map_or(0, |row| row.width));
         let (dim, vocab) = (model.spec.decoder.dim, model.spec.decoder.vocab);

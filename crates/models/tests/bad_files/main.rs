@@ -100,7 +100,7 @@ impl<'a> Said<'a> {
 /// Compares all messages of a test with its snapshot.
 macro_rules! snapshot {
     ($said:expr) => {
-        insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => "../snapshots/bad_files" }, {
+        insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true, snapshot_path => "snapshots" }, {
             insta::assert_snapshot!($said.text)
         })
     };

@@ -1,11 +1,10 @@
 //! The access log: one line per request when its answer has ended, with what it used or why it was refused.
 
-use std::collections::BTreeMap;
 use std::io::Read as _;
-use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::common::client::{ask, post, read_until};
+use crate::common::log::{self, Line};
 use crate::common::{ServerBuilder, TestServer, bytes, hello, info, script, start_server, wait};
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, EngineHandle, Event};
@@ -15,65 +14,11 @@ use tallow_engine::sim::{self, Script};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A log line: level, message and fields.
-#[derive(Clone, Debug)]
-struct Line {
-    level: tracing::Level,
-    message: String,
-    fields: BTreeMap<&'static str, Value>,
-}
-
-/// All log lines of this process.
-static LINES: Mutex<Vec<Line>> = Mutex::new(Vec::new());
-
-struct Log;
-
-impl tracing::field::Visit for Line {
-    fn record_f64(&mut self, field: &tracing::field::Field, value: f64) {
-        self.fields.insert(field.name(), value.into());
-    }
-    fn record_u64(&mut self, field: &tracing::field::Field, value: u64) {
-        self.fields.insert(field.name(), value.into());
-    }
-    fn record_str(&mut self, field: &tracing::field::Field, value: &str) {
-        self.fields.insert(field.name(), value.into());
-    }
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-        match field.name() {
-            "message" => self.message = format!("{value:?}"),
-            name => drop(self.fields.insert(name, format!("{value:?}").into())),
-        }
-    }
-}
-
-impl tracing::Subscriber for Log {
-    fn enabled(&self, about: &tracing::Metadata<'_>) -> bool {
-        about.target() == "tallow_server::access"
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        let (level, message) = (*event.metadata().level(), String::new());
-        let mut line = Line { level, message, fields: BTreeMap::new() };
-        event.record(&mut line);
-        if !line.message.ends_with("begins") {
-            LINES.lock().unwrap().push(line);
-        }
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
-fn listen() {
-    static ONCE: OnceLock<()> = OnceLock::new();
-    ONCE.get_or_init(|| tracing::subscriber::set_global_default(Log).unwrap());
-}
-
 fn lines(id: &str) -> Vec<Line> {
-    LINES.lock().unwrap().iter().filter(|line| line.fields["id"] == id).cloned().collect()
+    let is_end = |line: &Line| line.target == "tallow_server::access" && !line.message.ends_with("begins");
+    let mut all = log::lines();
+    all.retain(|line| is_end(line) && line.text("id") == Some(id));
+    all
 }
 
 /// The one line of a request.
@@ -83,16 +28,6 @@ fn line(id: &str) -> Line {
     let all = lines(id);
     assert_eq!(all.len(), 1, "{all:?}");
     all[0].clone()
-}
-
-impl Line {
-    fn text(&self, name: &str) -> Option<&str> {
-        self.fields.get(name).map(|value| value.as_str().unwrap())
-    }
-
-    fn number(&self, name: &str) -> Option<f64> {
-        self.fields.get(name).map(|value| value.as_f64().unwrap())
-    }
 }
 
 fn chat(more: Value) -> Value {
@@ -112,7 +47,7 @@ fn endless() -> TestServer {
 
 #[test]
 fn a_line_says_what_a_request_took() {
-    listen();
+    log::listen();
     let server = start_server(&hello());
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
     let request = post(CHAT, chat(json!({"n": 2, "max_tokens": 3, "model": "alias"})));
@@ -142,7 +77,7 @@ fn a_line_says_what_a_request_took() {
 
 #[test]
 fn a_stream_is_logged_at_its_end() {
-    listen();
+    log::listen();
     let server = endless();
     let request = post(CHAT, chat(json!({"stream": true, "max_tokens": 40}))).with("connection", "close");
     let mut stream = request.with("x-request-id", "stream-1").send(&server);
@@ -156,7 +91,7 @@ fn a_stream_is_logged_at_its_end() {
 
 #[test]
 fn a_refusal_is_logged_with_its_reason() {
-    listen();
+    log::listen();
     let server = start_server(&hello());
     let refused = |id: &str, request: crate::common::client::RequestBuilder, status: u16, reason: &str| {
         assert_eq!(request.with("x-request-id", id).get(&server).status, status, "{id}");
@@ -183,7 +118,7 @@ fn a_refusal_is_logged_with_its_reason() {
 
 #[test]
 fn probes_are_logged_for_those_who_look_closely_and_the_answer_to_head_is_whole() {
-    listen();
+    log::listen();
     let server = start_server(&hello());
     for (id, method) in [("probe-1", "GET"), ("probe-2", "HEAD")] {
         assert_eq!(ask(method, "/health").with("x-request-id", id).get(&server).status, 200);
@@ -194,7 +129,7 @@ fn probes_are_logged_for_those_who_look_closely_and_the_answer_to_head_is_whole(
 
 #[test]
 fn who_goes_away_is_logged_as_gone() {
-    listen();
+    log::listen();
     let server = endless();
     let stream = |stream: bool, id: &str| {
         post(CHAT, chat(json!({"stream": stream}))).with("x-request-id", id).send(&server)
@@ -213,7 +148,7 @@ fn who_goes_away_is_logged_as_gone() {
 
 #[test]
 fn what_fails_is_logged_as_a_warning() {
-    listen();
+    log::listen();
     let broken = Script { breaks_after: Some(3), ..script(&bytes("x")) };
     let server = ServerBuilder::new(sim::start(info(), broken)).start();
     for (id, stream, status) in [("failed-1", true, 200.0), ("failed-2", false, 500.0)] {
@@ -230,7 +165,7 @@ fn what_fails_is_logged_as_a_warning() {
 
 #[test]
 fn the_adapter_of_a_request_is_named() {
-    listen();
+    log::listen();
     let (handle, commands, alive) = EngineHandle::new(info());
     let lora = LoraRef { id: LoraId(7), scale: 1.0 };
     alive.list(vec![LoadedLora { name: "poet".into(), path: "somewhere".into(), lora }]);

@@ -2,11 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::client::{Reply, ask, connect, parse, post, read, read_until};
+use crate::common::log;
 use crate::common::{HasAddress, ServerBuilder, TestServer, bytes, hello, info, script, start_server, wait};
 use serde_json::{Value, json};
 use tallow_engine::handle::{Command, EngineHandle, Event, Failure, Info};
@@ -359,46 +359,20 @@ fn item_39_answers_end_where_the_context_does() {
     assert_eq!(12 * (256 - prompt), new);
 }
 
-/// Collects everything that is logged.
-#[derive(Clone, Default)]
-struct Log(Arc<std::sync::Mutex<String>>);
-
-impl tracing::Subscriber for Log {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Text<'a>(&'a mut String);
-        impl tracing::field::Visit for Text<'_> {
-            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                *self.0 += &format!("{value:?}");
-            }
-        }
-        let mut all = self.0.lock().unwrap();
-        event.record(&mut Text(&mut all));
-        all.push('\n');
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[test]
 fn item_43_nothing_that_clients_choose_acts_in_the_log() {
-    let log = Log::default();
-    tracing::subscriber::set_global_default(log.clone()).unwrap();
+    log::listen();
     let server = start_server(&hello());
     let bytes = b"GET /\x1b[31m\x07forged HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     let _ = crate::common::client::raw(&server, bytes);
     ask("GET", "/%1b%0aforged").with("x-request-id", "quoted\"id").get(&server);
     post(CHAT, chat(json!({"model": "a\u{1b}[2J\nforged"}))).get(&server);
     ask("GET", &format!("/{}", "x".repeat(10_000))).get(&server);
-    let all = log.0.lock().unwrap().clone();
-    assert!(all.contains("/%1b%0aforged") && all.contains(r#"quoted\"id"#), "{all}");
-    assert!(all.chars().all(|c| c == '\n' || !c.is_control()), "{all:?}");
-    assert!(all.lines().all(|line| !line.starts_with("forged") && line.len() < 500), "{all}");
+    let all: Vec<String> = log::lines().into_iter().map(|line| line.debug).collect();
+    for logged in ["/%1b%0aforged", r#"quoted\"id"#] {
+        assert!(all.iter().any(|line| line.contains(logged)), "{all:#?}");
+    }
+    for line in all {
+        assert!(!line.contains(char::is_control) && line.len() < 500, "{line:?}");
+    }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod bodies;
 pub(crate) mod client;
+pub(crate) mod log;
 
 use std::net::SocketAddr;
 use std::path::Path;

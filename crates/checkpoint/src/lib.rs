@@ -243,20 +243,20 @@ impl Checkpoint {
     }
 
     /// Parses a JSON file in the model's folder. `None` for GGUF models or if there is no such file.
-    pub fn json_beside(&self, name: &str) -> Result<Option<Value>> {
-        self.beside(name).map(|path| read_json(&path)).transpose()
+    pub fn json_file(&self, name: &str) -> Result<Option<Value>> {
+        self.file(name).map(|path| read_json(&path)).transpose()
     }
 
     /// Reads a text file of at most `most` bytes in the model's folder.
-    pub fn text_beside(&self, name: &str, most: usize) -> Result<Option<String>> {
-        let Some(path) = self.beside(name) else { return Ok(None) };
+    pub fn text_file(&self, name: &str, most: usize) -> Result<Option<String>> {
+        let Some(path) = self.file(name) else { return Ok(None) };
         let bytes = read_at_most(&path, most as u64)?;
         let text = String::from_utf8(bytes);
         text.map(Some).map_err(|e| FileError::bad(&path, "the file", format_args!("is not UTF-8 text: {e}")))
     }
 
     /// Path of a file in the model's folder, if it exists.
-    pub fn beside(&self, name: &str) -> Option<PathBuf> {
+    pub fn file(&self, name: &str) -> Option<PathBuf> {
         let path = matches!(self.settings, Settings::Hf(_)).then(|| self.path.join(name))?;
         path.exists().then_some(path)
     }

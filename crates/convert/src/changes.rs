@@ -28,7 +28,7 @@ impl Change {
     /// Output shape for an input shape [rows, cols].
     pub(super) fn shape(&self, [rows, cols]: [usize; 2]) -> [usize; 2] {
         match self {
-            Change::Transposed(turn) => [turn.rows, turn.cols],
+            Change::Transposed(transpose) => [transpose.rows, transpose.cols],
             Change::Rows(runs) => [runs.iter().map(|run| run.len()).sum(), cols],
             Change::Columns(runs) => [rows, runs.iter().map(|run| run.len()).sum()],
             Change::Offset(_) | Change::Rates => [rows, cols],
@@ -40,7 +40,7 @@ impl Change {
         let within =
             |runs: &Runs, count: usize| runs.iter().all(|run| run.start <= run.end && run.end <= count);
         match self {
-            Change::Transposed(turn) => turn.is_within(rows.saturating_mul(cols)),
+            Change::Transposed(transpose) => transpose.is_within(rows.saturating_mul(cols)),
             Change::Rows(runs) => within(runs, rows),
             Change::Columns(runs) => within(runs, cols),
             Change::Offset(_) | Change::Rates => true,
@@ -68,14 +68,14 @@ impl Change {
         [rows, cols]: [usize; 2],
     ) -> Result<Numbers<'a>> {
         let row = format.row_bytes(cols).unwrap_or(0);
-        let [wanted, across] = self.shape([rows, cols]);
-        let size = |format: Format| format.row_bytes(across).unwrap_or(0).saturating_mul(wanted);
+        let [wanted, cols] = self.shape([rows, cols]);
+        let size = |format: Format| format.row_bytes(cols).unwrap_or(0).saturating_mul(wanted);
         let mut to = match self {
             Change::Offset(_) | Change::Rates => room(size(Format::F32))?,
             _ => room(size(format))?,
         };
         match self {
-            Change::Transposed(turn) => turn.bytes(&bytes, &mut to),
+            Change::Transposed(transpose) => transpose.bytes(&bytes, &mut to),
             Change::Rows(runs) => {
                 let mut rest = &mut to[..];
                 for run in runs {

@@ -73,9 +73,9 @@ impl<'a> Conversion<'a> {
         targets.extend(settings::factors(model)?);
         header.tensors = targets.iter().map(|target| target.planned.clone()).collect();
         // Some readers have the pattern of window layers built in, others need it in the metadata.
-        let attempt = |told: bool| {
+        let attempt = |with_pattern: bool| {
             let mut header = header.clone();
-            settings::windows(&mut header, model, reader, told);
+            settings::windows(&mut header, model, reader, with_pattern);
             let file = in_memory(out, &header, &targets)?;
             let read = (reader.spec)(&Config::new(&file)?).map_err(|e| {
                 let what = format!("converting a {} model of this kind", model.family.name);

@@ -138,7 +138,7 @@ impl<'a> Renaming<'a> {
     fn changes(&self, slot: Slot, shape: &[usize]) -> Vec<Change> {
         match (self.names.layout, self.to.layout, shape) {
             (Layout::Columns, Layout::Rows, &[cols, rows]) if !slot.is_table() => {
-                vec![Change::Transposed(Transpose { rows, cols, across: rows, first: 0, step: 1 })]
+                vec![Change::Transposed(Transpose { rows, cols, source_cols: rows, first: 0, step: 1 })]
             }
             (Layout::RowsByHead, Layout::Rows, _) if slot == Slot::AttnQkv => {
                 let heads = self.model.spec.layers.iter().find_map(|layer| layer.mixer.heads());
@@ -165,10 +165,11 @@ impl<'a> Renaming<'a> {
         let Some(up) = self.weight(Slot::AttnKvB, layer, &[heads * rows, kv_lora_rank])? else {
             return Ok(());
         };
-        let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
+        let transpose =
+            Transpose { rows: kv_lora_rank, cols: keys, source_cols: kv_lora_rank, first: 0, step: 1 };
         let some = |rows: Range<usize>| Change::Rows(iter::once(rows).collect());
         for (slot, change) in [
-            (Slot::AttnKB, vec![some(0..keys), Change::Transposed(turn)]),
+            (Slot::AttnKB, vec![some(0..keys), Change::Transposed(transpose)]),
             (Slot::AttnVB, vec![some(keys..rows)]),
         ] {
             let Some(to) = self.to.weight(slot, layer) else { continue };
@@ -203,8 +204,9 @@ impl<'a> Renaming<'a> {
             if let Some(pair) = self.pair(&from, shape)? {
                 self.add(named(&to), vec![pair], &shape, (slot, some.clone()))?;
             } else if let Some(plain) = self.shaped(&from, &[count, cols, outputs])? {
-                let turn = Change::Transposed(Transpose { rows, cols, across: outputs, first, step });
-                self.add(named(&to), vec![plain], &[count, cols, outputs], (slot, vec![turn]))?;
+                let transpose =
+                    Change::Transposed(Transpose { rows, cols, source_cols: outputs, first, step });
+                self.add(named(&to), vec![plain], &[count, cols, outputs], (slot, vec![transpose]))?;
             }
             if let Some(bias) = self.shaped(&format!("{from}_bias"), &[count, outputs])? {
                 self.add(format!("{to}.bias"), vec![bias], &[count, outputs], (slot, some))?;

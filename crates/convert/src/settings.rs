@@ -222,8 +222,8 @@ pub(super) fn factors<'a>(model: &Model) -> Result<Vec<Target<'a>>> {
     })
 }
 
-/// Sets the window size, and if `told` which layers have it.
-pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, told: bool) {
+/// Sets the window size, and if `with_pattern` which layers have it.
+pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, with_pattern: bool) {
     let arch = reader.gguf[0];
     let layers = &model.spec.layers;
     let window = layers.iter().find_map(|layer| layer.mixer.window());
@@ -233,7 +233,7 @@ pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, told:
     };
     let window = u32::try_from(window).unwrap_or(u32::MAX);
     header.set(format!("{arch}.attention.sliding_window"), Written::Count(window));
-    if told {
+    if with_pattern {
         let which = layers.iter().map(|layer| layer.mixer.window().is_some()).collect();
         header.set(format!("{arch}.attention.sliding_window_pattern"), Written::Flags(which));
     }

@@ -80,11 +80,11 @@ fn templates(header: &mut Header, model: &Model) -> Result<()> {
         let key = name.map_or("tokenizer.chat_template".into(), |n| format!("tokenizer.chat_template.{n}"));
         header.set(key, Written::Text(source.into()));
     };
-    if let Some(source) = model.checkpoint.text_beside("chat_template.jinja", MOST_SOURCE)? {
+    if let Some(source) = model.checkpoint.text_file("chat_template.jinja", MOST_SOURCE)? {
         put(None, &source);
         return Ok(());
     }
-    let config = model.checkpoint.json_beside("tokenizer_config.json")?.unwrap_or_default();
+    let config = model.checkpoint.json_file("tokenizer_config.json")?.unwrap_or_default();
     match &config["chat_template"] {
         Value::String(source) => put(None, source),
         Value::Array(list) => {

@@ -5,13 +5,13 @@
 
 mod affine;
 mod book;
-mod few;
 mod scale;
+mod ternary;
 
 pub(crate) use affine::{fit_affine_block, fit_affine_super};
 pub(crate) use book::{Book, Signed, fit_books};
-pub(crate) use few::{fit_signs, fit_ternary};
 pub(crate) use scale::{fit_block, fit_super};
+pub(crate) use ternary::{fit_signs, fit_ternary};
 
 /// The values of the codes, before they are scaled.
 pub(crate) trait Grid {

@@ -31,11 +31,11 @@ fn digit(byte: u8, j: usize) -> u8 {
     (3 * u16::from(byte.wrapping_mul(POWERS[j])) / 256) as u8
 }
 
-/// The byte whose digits are every `apart`-th code.
-fn byte(codes: &[u8], apart: usize) -> u8 {
+/// The byte whose digits are every `stride`-th code.
+fn byte(codes: &[u8], stride: usize) -> u8 {
     let number = |digits: u16, code: u8| 3 * digits + u16::from(code);
-    let mut whole = codes.iter().step_by(apart).take(5).fold(0, |digits, code| number(digits, *code));
-    if codes.len().div_ceil(apart) < 5 {
+    let mut whole = codes.iter().step_by(stride).take(5).fold(0, |digits, code| number(digits, *code));
+    if codes.len().div_ceil(stride) < 5 {
         whole *= 3;
     }
     (whole * 256).div_ceil(243) as u8

@@ -30,7 +30,7 @@ impl Generation {
     pub fn read(checkpoint: &Checkpoint) -> Result<Generation> {
         let (file, least_top_k, ends) = match &checkpoint.settings {
             Settings::Hf(config) => {
-                let json = checkpoint.json_beside(FILE)?.unwrap_or_default();
+                let json = checkpoint.json_file(FILE)?.unwrap_or_default();
                 let own = ids(&json["eos_token_id"]);
                 let ends = if own.is_empty() { ids(&config["eos_token_id"]) } else { own };
                 (Numbers::Hf { path: checkpoint.path.join(FILE), json }, 0.0, ends)

@@ -41,7 +41,7 @@ fn cpu() -> Cpu {
 fn logits<B: Backend>(b: &B, model: &Model, adapter: Option<&Path>, computed: impl FnOnce(&B)) -> Vec<f32> {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let layers = decoder.spec().layers.iter();
-    let cache: Vec<_> = layers.map(|l| LayerCache::new(b, l, DType::F32, [4, PAGE], 1).unwrap()).collect();
+    let cache: Vec<_> = layers.map(|l| LayerCache::new(b, l, DType::F32, [4, PAGE], 2).unwrap()).collect();
     let keeps = decoder.spec().is_recurrent();
     let states = if keeps { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
     let tokens: Vec<u32> = (1..=TOKENS).map(|i| i * 5 % 60).collect();

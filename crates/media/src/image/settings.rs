@@ -42,10 +42,10 @@ impl Settings {
     pub(super) fn read(checkpoint: &Checkpoint, side: usize, usual: &ImageDefaults) -> Result<Settings> {
         let newer = || {
             Ok::<_, FileError>(
-                checkpoint.json_beside(NEWER.0)?.and_then(|mut j| Some(j.get_mut(NEWER.1)?.take())),
+                checkpoint.json_file(NEWER.0)?.and_then(|mut j| Some(j.get_mut(NEWER.1)?.take())),
             )
         };
-        let (name, json) = match checkpoint.json_beside(FILE)? {
+        let (name, json) = match checkpoint.json_file(FILE)? {
             Some(json) => (FILE, json),
             None => (NEWER.0, newer()?.unwrap_or(Value::Null)),
         };

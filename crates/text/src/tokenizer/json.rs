@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use tallow_checkpoint::{FileError, Result};
 
 use super::added::{Added, AddedToken};
-use super::beside::Beside;
 use super::bpe::{Bpe, Dialect, Options};
+use super::config_files::ConfigFiles;
 use super::cut::Cutter;
 use super::decode::Stage;
 use super::field::Field;
@@ -153,26 +153,26 @@ impl Tokenizer {
                        file, vocab.json with merges.txt, and vocab.txt are read too)";
             return Err(FileError::bad(folder, "tokenizer.json", why));
         };
-        let beside = Beside::read(folder)?;
+        let configs = ConfigFiles::read(folder)?;
         match source {
             Source::Json(path) => {
-                let config = Some(&beside.config).filter(|config| !config.is_null());
+                let config = Some(&configs.config).filter(|config| !config.is_null());
                 Tokenizer::from_json(&path, &read(&path)?, config)
             }
-            Source::Tekken(path) => Tokenizer::from_tekken(&path, &read(&path)?, &beside),
+            Source::Tekken(path) => Tokenizer::from_tekken(&path, &read(&path)?, &configs),
             Source::Model(path) => {
                 let bytes = read(&path)?;
                 // A SentencePiece message begins with the key of field 1 (0x0A), which is no base64 character of a
                 // tiktoken file.
                 match bytes.first() {
-                    Some(b'\n') => Tokenizer::from_sentencepiece(&path, &bytes, &beside),
-                    _ => Tokenizer::from_tiktoken(&path, &bytes, &beside),
+                    Some(b'\n') => Tokenizer::from_sentencepiece(&path, &bytes, &configs),
+                    _ => Tokenizer::from_tiktoken(&path, &bytes, &configs),
                 }
             }
             Source::Merges { vocab, merges } => {
-                Tokenizer::from_merges(&vocab, &read(&vocab)?, &text(&merges)?, &beside)
+                Tokenizer::from_merges(&vocab, &read(&vocab)?, &text(&merges)?, &configs)
             }
-            Source::Words(path) => Tokenizer::from_words(&path, &text(&path)?, &beside),
+            Source::Words(path) => Tokenizer::from_words(&path, &text(&path)?, &configs),
         }
     }
 

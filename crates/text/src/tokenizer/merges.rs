@@ -10,22 +10,27 @@ use tallow_checkpoint::{FileError, Result};
 
 use super::Tokenizer;
 use super::added::AddedToken;
-use super::beside::Beside;
+use super::config_files::ConfigFiles;
 use super::pre::QWEN2;
 
 const CLIP: &str = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+";
 
 impl Tokenizer {
     /// Reads the bytes of a `vocab.json` and the text of the `merges.txt` beside it.
-    pub(super) fn from_merges(path: &Path, vocab: &[u8], merges: &str, beside: &Beside) -> Result<Tokenizer> {
-        let prefix = beside.flag("add_prefix_space").unwrap_or(false);
+    pub(super) fn from_merges(
+        path: &Path,
+        vocab: &[u8],
+        merges: &str,
+        configs: &ConfigFiles,
+    ) -> Result<Tokenizer> {
+        let prefix = configs.flag("add_prefix_space").unwrap_or(false);
         let byte_level = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": regex});
         let split = |pattern: &str, behavior: &str, invert: bool| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert});
         let sequence = |name: &str, parts: Value| json!({"type": "Sequence", name: parts});
         let mut file =
             json!({"version": "1.0", "decoder": byte_level(true), "pre_tokenizer": byte_level(true)});
         let mut model = json!({"type": "BPE"});
-        match beside.class() {
+        match configs.class() {
             // The hand-written JSON above is for these classes, which are only read here: GPT-2's pre-tokenizer.
             None | Some("GPT2Tokenizer" | "CodeGenTokenizer") => {}
             Some("Qwen2Tokenizer") => {
@@ -44,9 +49,9 @@ impl Tokenizer {
                 file["pre_tokenizer"] = sequence("pretokenizers", parts);
                 file["post_processor"] = json!({"type": "RobertaProcessing"});
                 model["end_of_word_suffix"] = "</w>".into();
-                model["unk_token"] = beside.named("unk_token").unwrap_or("<|endoftext|>").into();
+                model["unk_token"] = configs.named("unk_token").unwrap_or("<|endoftext|>").into();
             }
-            _ => return Err(beside.unknown_class(path)),
+            _ => return Err(configs.unknown_class(path)),
         }
         let merges: Vec<&str> = merges.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
         model["merges"] = merges.into_iter().filter(|line| !line.starts_with("#version")).collect();
@@ -55,13 +60,13 @@ impl Tokenizer {
             serde_json::from_str(vocab).map_err(|e| FileError::bad(path, "its JSON", e))?;
         if file["post_processor"].is_object() {
             let pair = |named: &[&str], otherwise: &str| {
-                let text = named.iter().find_map(|name| beside.named(name)).unwrap_or(otherwise);
+                let text = named.iter().find_map(|name| configs.named(name)).unwrap_or(otherwise);
                 json!([text, ids.get(text)])
             };
             file["post_processor"]["cls"] = pair(&["cls_token", "bos_token"], "<s>");
             file["post_processor"]["sep"] = pair(&["sep_token", "eos_token"], "</s>");
-        } else if beside.flag("add_bos_token") == Some(true)
-            && let Some(bos) = beside.named("bos_token")
+        } else if configs.flag("add_bos_token") == Some(true)
+            && let Some(bos) = configs.named("bos_token")
         {
             let of = |kind: &str, id: &str| json!({kind: {"id": id, "type_id": 0}});
             file["post_processor"] = json!({
@@ -71,30 +76,30 @@ impl Tokenizer {
                 "special_tokens": {bos: {"id": bos, "ids": [ids.get(bos)], "tokens": [bos]}},
             });
         }
-        finish(path, file, model, vocab, beside, |text| ids.get(text).copied())
+        finish(path, file, model, vocab, configs, |text| ids.get(text).copied())
     }
 
     /// Reads the text of BERT's `vocab.txt`: one token per line.
-    pub(super) fn from_words(path: &Path, text: &str, beside: &Beside) -> Result<Tokenizer> {
+    pub(super) fn from_words(path: &Path, text: &str, configs: &ConfigFiles) -> Result<Tokenizer> {
         if !matches!(
-            beside.class(),
+            configs.class(),
             None | Some("BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer")
         ) {
-            return Err(beside.unknown_class(path));
+            return Err(configs.unknown_class(path));
         }
         let lines = text.strip_suffix('\n').unwrap_or(text).split('\n');
         let words: Vec<&str> = lines.map(|line| line.strip_suffix('\r').unwrap_or(line)).collect();
         let ids: BTreeMap<&str, usize> = words.iter().copied().zip(0..).collect();
-        let token = |name: &str, otherwise: &'static str| beside.named(name).unwrap_or(otherwise).to_owned();
+        let token = |name: &str, otherwise: &'static str| configs.named(name).unwrap_or(otherwise).to_owned();
         let pair = |text: String| json!([text, ids.get(text.as_str())]);
-        let lower = beside.flag("do_lower_case").unwrap_or(true);
+        let lower = configs.flag("do_lower_case").unwrap_or(true);
         let file = json!({
             "version": "1.0",
             "normalizer": {
                 "type": "BertNormalizer",
                 "clean_text": true,
-                "handle_chinese_chars": beside.flag("tokenize_chinese_chars").unwrap_or(true),
-                "strip_accents": beside.flag("strip_accents"),
+                "handle_chinese_chars": configs.flag("tokenize_chinese_chars").unwrap_or(true),
+                "strip_accents": configs.flag("strip_accents"),
                 "lowercase": lower,
             },
             "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -117,7 +122,7 @@ impl Tokenizer {
         let mut file = file;
         file["added_tokens"] =
             known.iter().filter_map(|text| Some(entry(&AddedToken::special(id_of(text)?, text)))).collect();
-        finish(path, file, model, &vocab, beside, id_of)
+        finish(path, file, model, &vocab, configs, id_of)
     }
 }
 
@@ -127,11 +132,11 @@ fn finish(
     mut file: Value,
     model: Value,
     vocab: &str,
-    beside: &Beside,
+    configs: &ConfigFiles,
     id_of: impl Fn(&str) -> Option<u32>,
 ) -> Result<Tokenizer> {
     let mut tokens = BTreeMap::new();
-    beside.add_to(&mut tokens, id_of)?;
+    configs.add_to(&mut tokens, id_of)?;
     let mut entries = file["added_tokens"].as_array().cloned().unwrap_or_default();
     entries.retain(|entry| !tokens.keys().any(|id| entry["id"] == *id));
     entries.extend(tokens.values().map(entry));
@@ -141,7 +146,7 @@ fn finish(
     let mut text = file.to_string();
     text.truncate(text.len() - 1);
     let text = format!(r#"{text},"model":{model},"vocab":{vocab}}}}}"#);
-    Tokenizer::from_json(path, text.as_bytes(), Some(&beside.config))
+    Tokenizer::from_json(path, text.as_bytes(), Some(&configs.config))
 }
 
 /// An added token as an `added_tokens` entry of `tokenizer.json`.

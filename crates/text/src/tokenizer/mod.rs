@@ -6,9 +6,9 @@
 //! linear in the text, whatever the text is, and nothing in a file or a text can cause a panic.
 
 mod added;
-mod beside;
 mod bpe;
 mod charsmap;
+mod config_files;
 mod cut;
 mod decode;
 mod ends;

@@ -6,7 +6,7 @@ use std::path::Path;
 use tallow_checkpoint::{FileError, Result};
 
 use super::added::{Added, AddedToken};
-use super::beside::{Beside, ending};
+use super::config_files::{ConfigFiles, ending};
 use super::cut::{Cutter, Step as CutStep, isolate};
 use super::decode::Stage;
 use super::frame::Frame;
@@ -67,7 +67,7 @@ impl Unsaid {
 impl Tokenizer {
     /// Reads the bytes of a tiktoken file: on each line a token in base64 and its rank. The pattern and the special
     /// tokens depend on the class in `tokenizer_config.json`; a file of 128,000 tokens without a class is Llama 3's.
-    pub(super) fn from_tiktoken(path: &Path, bytes: &[u8], beside: &Beside) -> Result<Tokenizer> {
+    pub(super) fn from_tiktoken(path: &Path, bytes: &[u8], configs: &ConfigFiles) -> Result<Tokenizer> {
         let bad = |line: usize, why: &str| FileError::bad(path, format_args!("line {line}"), why);
         let mut list = Vec::new();
         for (line, text) in (1..).zip(bytes.split(|b| *b == b'\n')) {
@@ -83,26 +83,26 @@ impl Tokenizer {
             }
         }
         let count = list.len() as u32;
-        let (pattern, composes, unsaid) = match beside.class() {
+        let (pattern, composes, unsaid) = match configs.class() {
             None if count == 128_000 => (LLAMA3, false, Unsaid::Llama3),
             Some("TikTokenTokenizer") => (KIMI, false, Unsaid::Kimi),
             Some("QWenTokenizer") => (QWEN2, true, Unsaid::Qwen),
-            _ => return Err(beside.unknown_class(path)),
+            _ => return Err(configs.unknown_class(path)),
         };
         let mut tokens: BTreeMap<u32, AddedToken> = unsaid
             .tokens(count)
             .into_iter()
             .map(|(id, content)| (id, AddedToken::special(id, &content)))
             .collect();
-        beside.add_to(&mut tokens, |_| None)?;
+        configs.add_to(&mut tokens, |_| None)?;
         let adds_bos = matches!(unsaid, Unsaid::Llama3);
         let bos = if adds_bos { "<|begin_of_text|>" } else { "[BOS]" };
         let reading = Reading { pattern, composes, first: 0, adds_bos, tokens };
-        of_ranks(path, list, reading, beside, bos)
+        of_ranks(path, list, reading, configs, bos)
     }
 
     /// Reads the bytes of a `tekken.json`, where special tokens come before all others.
-    pub(super) fn from_tekken(path: &Path, bytes: &[u8], beside: &Beside) -> Result<Tokenizer> {
+    pub(super) fn from_tekken(path: &Path, bytes: &[u8], configs: &ConfigFiles) -> Result<Tokenizer> {
         #[derive(serde::Deserialize)]
         struct File {
             config: Config,
@@ -152,7 +152,7 @@ impl Tokenizer {
         let name = |id: u32| names.get(&id).cloned().unwrap_or_else(|| format!("<SPECIAL_{id}>"));
         let tokens = (0..first).map(|id| (id, AddedToken::special(id, &name(id)))).collect();
         let reading = Reading { pattern: &pattern, composes: false, first, adds_bos: true, tokens };
-        of_ranks(path, list, reading, beside, "<s>")
+        of_ranks(path, list, reading, configs, "<s>")
     }
 }
 
@@ -184,7 +184,7 @@ fn of_ranks(
     path: &Path,
     list: Vec<(Vec<u8>, u32)>,
     reading: Reading<'_>,
-    beside: &Beside,
+    configs: &ConfigFiles,
     bos: &str,
 ) -> Result<Tokenizer> {
     let bad = |why: String| FileError::bad(path, "the vocabulary", why);
@@ -201,11 +201,11 @@ fn of_ranks(
         return Err(bad(format!("has no token for the byte {byte}")));
     }
     let added = Added::new(tokens.into_values().collect()).map_err(|why| bad(format!("its tokens {why}")))?;
-    let named = |name: &str| beside.named(name).and_then(|text| added.id(text));
+    let named = |name: &str| configs.named(name).and_then(|text| added.id(text));
     let bos = named("bos_token").or_else(|| added.id(bos));
     let (eos, ends) = ending(added.iter(), named("eos_token"));
     let before: Vec<u32> =
-        bos.filter(|_| beside.flag("add_bos_token").unwrap_or(adds_bos)).into_iter().collect();
+        bos.filter(|_| configs.flag("add_bos_token").unwrap_or(adds_bos)).into_iter().collect();
     let cut = isolate(pattern, |why| bad(format!("its pattern {why}")))?;
     let cutter = Cutter(vec![cut, CutStep::ByteLevel { prefix: false, pattern: None }]);
     let normalizer = Normalizer(if composes { vec![Step::Form(Form::Nfc)] } else { Vec::new() });

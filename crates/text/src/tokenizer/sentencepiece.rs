@@ -6,8 +6,8 @@ use std::path::Path;
 use tallow_checkpoint::{FileError, Result};
 
 use super::added::{Added, AddedToken};
-use super::beside::{Beside, ending};
 use super::charsmap::Charsmap;
+use super::config_files::{ConfigFiles, ending};
 use super::cut::{Cutter, Prefix, Step as CutStep};
 use super::decode::{Stage, Strip};
 use super::frame::Frame;
@@ -125,9 +125,9 @@ fn parse_piece(bytes: &[u8]) -> std::result::Result<(&str, f32, Kind), String> {
 impl Tokenizer {
     /// Reads the bytes of a `tokenizer.model`. What it lacks comes from the files beside it, or from the tokenizer
     /// class.
-    pub(super) fn from_sentencepiece(path: &Path, bytes: &[u8], beside: &Beside) -> Result<Tokenizer> {
-        if beside.class().is_some_and(|class| !CLASSES.contains(&class)) {
-            return Err(beside.unknown_class(path));
+    pub(super) fn from_sentencepiece(path: &Path, bytes: &[u8], configs: &ConfigFiles) -> Result<Tokenizer> {
+        if configs.class().is_some_and(|class| !CLASSES.contains(&class)) {
+            return Err(configs.unknown_class(path));
         }
         let bad = |why: String| FileError::bad(path, "the vocabulary", why);
         let file = File::parse(bytes).map_err(bad)?;
@@ -148,16 +148,16 @@ impl Tokenizer {
                     .insert(id, AddedToken { id, content, special, verbatim: true, ..AddedToken::default() });
             }
         }
-        beside.add_to(&mut tokens, |text| vocab.id(text))?;
+        configs.add_to(&mut tokens, |text| vocab.id(text))?;
         let model = file.model(&vocab, &scores, &kinds).map_err(|why| bad(why.into()))?;
-        let (normalizer, cutter, stages) = file.steps(beside).map_err(bad)?;
+        let (normalizer, cutter, stages) = file.steps(configs).map_err(bad)?;
         let added =
             Added::new(tokens.into_values().collect()).map_err(|why| bad(format!("its tokens {why}")))?;
-        let named = |name, id| beside.named(name).and_then(|text| added.id(text).or(vocab.id(text))).or(id);
+        let named = |name, id| configs.named(name).and_then(|text| added.id(text).or(vocab.id(text))).or(id);
         let (bos, eos) = (named("bos_token", file.id(1)), named("eos_token", file.id(2)));
-        let t5 = beside.class() == Some("T5Tokenizer");
+        let t5 = configs.class() == Some("T5Tokenizer");
         let around = |flag: &str, otherwise: bool, id: Option<u32>| {
-            id.filter(|_| beside.flag(flag).unwrap_or(otherwise)).into_iter().collect::<Vec<_>>()
+            id.filter(|_| configs.flag(flag).unwrap_or(otherwise)).into_iter().collect::<Vec<_>>()
         };
         let before = around("add_bos_token", !t5, bos);
         let frame = Frame::around(&before, &around("add_eos_token", t5, eos));
@@ -196,8 +196,8 @@ impl File<'_> {
     }
 
     /// The normaliser, pre-tokenizer and decoder.
-    fn steps(&self, beside: &Beside) -> std::result::Result<(Normalizer, Cutter, Vec<Stage>), String> {
-        let prefix = beside.flag("add_prefix_space").unwrap_or(self.prefix);
+    fn steps(&self, configs: &ConfigFiles) -> std::result::Result<(Normalizer, Cutter, Vec<Stage>), String> {
+        let prefix = configs.flag("add_prefix_space").unwrap_or(self.prefix);
         let table = match self.charsmap {
             [] => None,
             bytes => Some(Charsmap::parse(bytes).map_err(|why| format!("its table of characters {why}"))?),
@@ -214,7 +214,7 @@ impl File<'_> {
         let mut cutter = Vec::new();
         // Newer tokenizers (`legacy` false) put no space after a special token.
         match prefix {
-            true if beside.flag("legacy") == Some(false) => {
+            true if configs.flag("legacy") == Some(false) => {
                 cutter.push(CutStep::Metaspace { space: '▁', prefix: Prefix::First, split: false });
             }
             true => normalizer.push(Step::Prepend("▁".into())),

@@ -1,4 +1,4 @@
-//! [`Beside`]: the JSON files next to a vocabulary: the tokenizer class, the added tokens and the named special tokens.
+//! [`ConfigFiles`]: the JSON files next to a vocabulary: the tokenizer class, the added tokens and the named special tokens.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ use super::vocab::MOST_IDS;
 use super::{ends, files, shorten};
 
 /// `tokenizer_config.json`, `added_tokens.json` and `special_tokens_map.json`; each is null if the file is missing.
-pub(super) struct Beside {
+pub(super) struct ConfigFiles {
     folder: PathBuf,
     pub(super) config: Value,
     added: Value,
     map: Value,
 }
 
-impl Beside {
-    pub(super) fn read(folder: &Path) -> Result<Beside> {
+impl ConfigFiles {
+    pub(super) fn read(folder: &Path) -> Result<ConfigFiles> {
         let read = |name: &str| {
             let path = folder.join(name);
             match files::read(&path) {
@@ -32,7 +32,7 @@ impl Beside {
                 Err(e) => Err(e),
             }
         };
-        Ok(Beside {
+        Ok(ConfigFiles {
             folder: folder.into(),
             config: read("tokenizer_config.json")?,
             added: read("added_tokens.json")?,

@@ -6,7 +6,7 @@ pub(crate) mod view;
 
 use std::time::Duration;
 
-use tallow_engine::handle::{Done, EngineHandle, Event, Finish, Request};
+use tallow_engine::handle::{Done, Event, Finish, Request, RunningEngine};
 use tallow_engine::sampler::Sampling;
 use tallow_text::reasoning::{Piece, Splitter};
 
@@ -37,7 +37,7 @@ pub(crate) type Listen<'a> = dyn FnMut(News<'_>) -> std::io::Result<()> + 'a;
 
 /// A conversation with a running model.
 pub(crate) struct Talk {
-    handle: EngineHandle,
+    engine: RunningEngine,
     runtime: tokio::runtime::Runtime,
     /// Longest context that the model supports, in tokens.
     made_for: usize,
@@ -134,11 +134,11 @@ impl Said {
 
 impl Talk {
     /// An empty conversation with a model that supports up to `made_for` tokens.
-    pub(crate) fn new(handle: EngineHandle, dialogue: Dialogue, made_for: usize) -> Result<Talk, Failed> {
-        let sampling = handle.info().sampling.clone();
+    pub(crate) fn new(engine: RunningEngine, dialogue: Dialogue, made_for: usize) -> Result<Talk, Failed> {
+        let sampling = engine.info().sampling.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(Talk {
-            handle,
+            engine,
             runtime,
             made_for,
             dialogue,
@@ -152,7 +152,7 @@ impl Talk {
 
     /// Context size in tokens.
     pub(crate) fn context(&self) -> usize {
-        self.handle.info().context
+        self.engine.info().context
     }
 
     /// Longest context that the model supports, in tokens.
@@ -167,13 +167,13 @@ impl Talk {
     }
 
     /// Closes the engine. The conversation needs another one to go on.
-    pub(crate) fn close(&self) {
-        self.handle.clone().close();
+    pub(crate) fn close(&mut self) {
+        self.engine.close();
     }
 
     /// Continues with another engine.
-    pub(crate) fn go_on_with(&mut self, handle: EngineHandle) {
-        self.handle = handle;
+    pub(crate) fn go_on_with(&mut self, engine: RunningEngine) {
+        self.engine = engine;
         // Another context has another amount of room.
         self.dialogue.rolled = 0;
     }
@@ -297,7 +297,7 @@ impl Talk {
         listen: &mut Listen<'_>,
     ) -> Result<Answered, Failed> {
         // An adapter that was loaded for a conversation is always used.
-        let adapter = self.handle.loras().first().map(|listed| listed.lora);
+        let adapter = self.engine.loras().first().map(|listed| listed.lora);
         let request = Request {
             prompt,
             max_new,
@@ -308,7 +308,7 @@ impl Talk {
             adapter,
             ..Request::default()
         };
-        let mut events = self.handle.submit(request)?;
+        let mut events = self.engine.submit(request)?;
         // The same prompt gets another answer the next time.
         self.sampling.seed = self.sampling.seed.wrapping_add(1);
         self.runtime.block_on(async {
@@ -343,7 +343,7 @@ impl Talk {
 
     /// Waits until the engine has noticed that the client is gone.
     pub(crate) fn settle(&self) {
-        while self.handle.is_alive() && self.handle.taken() > 0 {
+        while self.engine.is_alive() && self.engine.taken() > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

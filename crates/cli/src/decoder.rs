@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tallow_core::Backend;
 use tallow_engine::block_pool::BlockId;
 use tallow_engine::engine::spawn;
-use tallow_engine::handle::{EngineHandle, Info};
+use tallow_engine::handle::{Info, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, BatchPart, Limits, SeqId, SlotId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, Limits, SeqId, Wanted};
 use tallow_engine::step_budget;
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -20,7 +20,7 @@ use crate::fit::on_one_of;
 use crate::load::{LoadedModel, quantized};
 use crate::memory::{self, Plan};
 use crate::notice::Notice;
-use crate::settings::{EngineConfig, Origin};
+use crate::settings::{EngineConfig, Origin, Speculative};
 use crate::{Failed, terminal};
 
 impl LoadedModel {
@@ -29,8 +29,14 @@ impl LoadedModel {
         let (slots, budget) = (plan.slots, config.batch.value);
         // Scored prompts need a row of logits for each token; a few at a time keep that small.
         let all_logits = memory::scored(budget);
-        let (context, prefixes) = (plan.context.value, !self.model.spec.is_recurrent());
-        Limits { context, slots, budget, decode_budget: budget, all_logits, prefixes }
+        Limits {
+            context: plan.context.value,
+            slots,
+            budget,
+            decode_budget: budget,
+            all_logits,
+            draft_cost: None,
+        }
     }
 
     fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
@@ -44,6 +50,7 @@ impl LoadedModel {
             queue_timeout: config.queue_timeout,
             page_len: plan.shape.page_len,
             pages: plan.shape.pages,
+            state_rows: plan.shape.state_rows,
             sampling: config.sampling(),
             adapter_room: config.adapter_room,
         })
@@ -56,7 +63,7 @@ impl LoadedModel {
         config: &EngineConfig,
         names: Vec<String>,
         say: &dyn Fn(&Notice),
-    ) -> Result<EngineHandle, Failed> {
+    ) -> Result<RunningEngine, Failed> {
         let plan = |device: &Device| Plan::new(&self.model, config, device);
         let handle = candidates(config.device.value).and_then(|(devices, why)| {
             if devices.len() > 1 {
@@ -103,7 +110,7 @@ impl LoadedModel {
         plan: &Plan,
         config: &EngineConfig,
         names: Vec<String>,
-    ) -> Result<EngineHandle, Failed> {
+    ) -> Result<RunningEngine, Failed> {
         let limits = self.limits(config, plan);
         let loading = Loading::new(&self.model, plan.context.value, plan.shape);
         let unwanted = loading.unwanted.clone();
@@ -114,7 +121,8 @@ impl LoadedModel {
         };
         // A batch size that the user chose is kept, and a single slot has no other answers to delay.
         let may_limit = config.batch.origin == Origin::BuiltIn && limits.slots > 1;
-        device.run(StartEngine { info, loading, limits, may_limit, cpu: config.cpu() })
+        let may_draft = config.speculative.value == Speculative::Auto && !self.model.spec.is_recurrent();
+        device.run(StartEngine { info, loading, limits, may_limit, may_draft, cpu: config.cpu() })
     }
 }
 
@@ -125,14 +133,16 @@ struct StartEngine<I> {
     limits: Limits,
     /// Whether steps may be limited by measured times.
     may_limit: bool,
+    /// Whether tokens may be drafted.
+    may_draft: bool,
     cpu: CpuOptions,
 }
 
 impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
-    type Output = EngineHandle;
+    type Output = RunningEngine;
 
-    fn run<H: Hardware>(self, device: H) -> Result<EngineHandle, Failed> {
-        let StartEngine { info, loading, limits, may_limit, cpu } = self;
+    fn run<H: Hardware>(self, device: H) -> Result<RunningEngine, Failed> {
+        let StartEngine { info, loading, limits, may_limit, may_draft, cpu } = self;
         spawn(info, move || {
             let traits = device.traits();
             let runner = loading.runner(device.open(cpu)?, traits)?;
@@ -140,7 +150,12 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
                 true => paced(&runner, limits, loading.shape.page_len)?,
                 false => limits,
             };
-            Ok((runner, limits))
+            let draft_cost = match may_draft {
+                true => step_budget::draft_cost(&runner, &limits, loading.shape.page_len)?,
+                false => None,
+            };
+            tracing::debug!("cost of one more token in a step: {draft_cost:?} of a step with one");
+            Ok((runner, Limits { draft_cost, ..limits }))
         })
     }
 }
@@ -181,14 +196,16 @@ impl Loading {
     fn warm_up<B: Backend>(&self, runner: &Runner<B>) -> Result<(), Failed> {
         for tokens in [self.context.min(64), 1] {
             let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
-            let (id, slot, tokens, logits) = (SeqId(0), SlotId(0), vec![0; tokens], Wanted::Last);
+            let (id, tokens, logits) = (SeqId(0), vec![0; tokens], Wanted::Last);
+            let state = runner.states_of(0, 0);
             runner.logits(&Batch {
                 parts: vec![BatchPart {
                     id,
                     tokens,
+                    drafted: 0,
                     start: 0,
                     blocks,
-                    slot,
+                    state,
                     logits,
                     lora: None,
                     cross: None,

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use tallow_core::Backend;
-use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
+use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, RunningEmbedder, Wanted, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Item};
 
 use crate::devices::{Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Task};
@@ -36,23 +36,6 @@ impl Placement {
     }
 }
 
-/// Handle of a running embedder; closed on drop.
-pub(crate) struct Running(EmbedderHandle);
-
-impl std::ops::Deref for Running {
-    type Target = EmbedderHandle;
-
-    fn deref(&self) -> &EmbedderHandle {
-        &self.0
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
 /// Starts an embedder under these names, on the requested device or the best one with room, for up to `queue` requests
 /// at one time. The choice of device is reported through `say`.
 pub(crate) fn start(
@@ -61,22 +44,21 @@ pub(crate) fn start(
     names: Vec<String>,
     queue: usize,
     say: &dyn Fn(&Notice),
-) -> Result<Running, Failed> {
+) -> Result<RunningEmbedder, Failed> {
     let (wanted, width) = match model.spec.head {
         None => (Wanted::Vectors(model.sentence.pooling), model.spec.width()),
         Some(head) => (Wanted::Scores, head.labels),
     };
     let classes = model.classes()?;
     let plan = |device: &Device| Plan::of_encoder(model, placement.batch, device);
-    let handle = on_some_device(placement.device, plan, say, |device, _| {
+    on_some_device(placement.device, plan, say, |device, _| {
         // The tokenizer is read while the weights are loaded.
         let info = || {
             let (names, inputs) = (names.clone(), Inputs::new(model)?);
             Ok(EmbedderInfo { names, inputs, wanted, width, classes: classes.clone(), queue })
         };
         device.run(StartEmbedder { info, model: model.clone(), wanted, placement })
-    });
-    Ok(Running(handle?))
+    })
 }
 
 /// Loads an encoder and starts the embedder for it.
@@ -88,9 +70,9 @@ struct StartEmbedder<I> {
 }
 
 impl<I: FnOnce() -> Result<EmbedderInfo, Failed>> Task for StartEmbedder<I> {
-    type Output = EmbedderHandle;
+    type Output = RunningEmbedder;
 
-    fn run<H: Hardware>(self, device: H) -> Result<EmbedderHandle, Failed> {
+    fn run<H: Hardware>(self, device: H) -> Result<RunningEmbedder, Failed> {
         let StartEmbedder { info, model, wanted, placement } = self;
         spawn(info, move || {
             let worker = worker(device.open(placement.cpu)?, &model, wanted, placement.batch)?;
@@ -130,7 +112,7 @@ fn worker<B: Backend>(
         })
     };
     let loaded =
-        load(model).and_then(|encoder| Ok((encoder, model.beside.as_deref().map(load).transpose()?)));
+        load(model).and_then(|encoder| Ok((encoder, model.image_encoder.as_deref().map(load).transpose()?)));
     bar.finish_and_clear();
     let (encoder, images) = loaded?;
     Ok(EncoderRunner::new(b, encoder, wanted, batch).with(images))

@@ -7,7 +7,7 @@ use tallow_engine::kv_cache::KvShape;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_models::spec::{LayerSpec, Mixer, MoeSpec};
+use tallow_models::spec::{DecoderSpec, LayerSpec, Mixer, MoeSpec};
 
 use crate::Failed;
 use crate::devices::{Device, Memory};
@@ -56,6 +56,8 @@ const USUAL_CONTEXT: usize = 8192;
 const LEAST_CONTEXT: usize = 512;
 /// Shortest context at which a GPU is preferred to a CPU with room for more.
 const USEFUL_CONTEXT: usize = 2048;
+/// Snapshots of recurrent states that are enough for the prefixes of the longest chats.
+const MOST_SNAPSHOTS: usize = 256;
 /// Share of the free memory that is left to the rest of the machine.
 const HEADROOM: f64 = 0.05;
 
@@ -84,7 +86,8 @@ impl Plan {
     fn of(model: &Model, config: &EngineConfig, context: Setting<usize>, memory: Option<Memory>) -> Plan {
         let slots = config.slots.value;
         let pages = slots.saturating_mul(context.value.div_ceil(PAGE));
-        let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages, sequences: slots };
+        let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages, state_rows: 0 };
+        let shape = KvShape { state_rows: state_rows(&model.spec, shape, slots), ..shape };
         let batch = config.batch.value;
         let step = Step { tokens: batch.max(2 * slots), logits: scored(batch).max(slots) + slots };
         let workspace = workspace(model, step, context.value);
@@ -111,12 +114,12 @@ impl Plan {
         Plan { weights, adapters, kv, workspace, context, made_for, slots, shape, device: name, memory }
     }
 
-    /// Plan for an encoder with steps of up to `batch` tokens, or one text if that is longer. A second encoder
-    /// (`beside`) runs after it, and reuses its cache and workspace.
+    /// Plan for an encoder with steps of up to `batch` tokens, or one text if that is longer. The image encoder
+    /// of a dual encoder runs after it, and reuses its cache and workspace.
     pub(crate) fn of_encoder(model: &EncoderModel, batch: usize, device: &Device) -> Plan {
         let plan = Plan::of_one_encoder(model, batch, device);
-        let Some(beside) = &model.beside else { return plan };
-        let other = Plan::of_one_encoder(beside, batch, device);
+        let Some(images) = &model.image_encoder else { return plan };
+        let other = Plan::of_one_encoder(images, batch, device);
         Plan { kv: plan.kv.max(other.kv), workspace: plan.workspace.max(other.workspace), ..plan }
     }
 
@@ -124,7 +127,7 @@ impl Plan {
         let (spec, made_for) = (&model.spec, model.context());
         let tokens = batch.max(made_for);
         // A text of one token takes a page.
-        let shape = KvShape { dtype: DType::F32, page_len: encoder::PAGE, pages: tokens, sequences: 0 };
+        let shape = KvShape { dtype: DType::F32, page_len: encoder::PAGE, pages: tokens, state_rows: 0 };
         let cols = spec.layers.iter().map(|l| l.mixer.heads.kv_cols()).max().unwrap_or(0);
         let kv = (2 * tokens * encoder::PAGE * cols * DType::F32.size()) as u64;
         let tables: usize = spec.ropes.iter().map(|r| r.table_len(made_for)).sum();
@@ -262,7 +265,7 @@ impl Seq2SeqLimits {
     pub(crate) fn shape(&self) -> KvShape {
         let pages = self.context().div_ceil(PAGE) + self.encoder_tokens.div_ceil(PAGE);
         let pages = self.slots.saturating_mul(pages);
-        KvShape { dtype: self.dtype, page_len: PAGE, pages, sequences: self.slots }
+        KvShape { dtype: self.dtype, page_len: PAGE, pages, state_rows: 0 }
     }
 
     /// Decoder tokens of the largest step.
@@ -283,6 +286,16 @@ pub(crate) struct Step {
 /// small.
 pub(crate) fn scored(batch: usize) -> usize {
     (batch / 8).clamp(1, 64)
+}
+
+/// Rows of recurrent states: two for each slot, and for snapshots a quarter as many bytes as the KV cache has, but at
+/// least one for each slot; none in a model without recurrent state.
+fn state_rows(spec: &DecoderSpec, shape: KvShape, slots: usize) -> usize {
+    if !spec.is_recurrent() {
+        return 0;
+    }
+    let snapshots = shape.bytes(spec) / 4 / KvShape::state_row_bytes(spec).max(1);
+    slots.saturating_mul(2).saturating_add(snapshots.clamp(slots, MOST_SNAPSHOTS.max(slots)))
 }
 
 /// Upper bound of a step's bytes besides weights and KV cache.

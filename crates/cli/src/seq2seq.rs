@@ -6,10 +6,10 @@ use tallow_core::{Backend, Tensor};
 use tallow_engine::block_pool::BlockId;
 use tallow_engine::encoder_input::EncoderInput;
 use tallow_engine::engine::spawn;
-use tallow_engine::handle::{EngineHandle, Failure, Info};
+use tallow_engine::handle::{Failure, Info, RunningEngine};
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::{Batch, BatchPart, CrossPart, Limits, SeqId, SlotId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, CrossPart, Limits, SeqId, Wanted};
 use tallow_engine::transcribe::Transcriber;
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
@@ -23,23 +23,6 @@ use crate::notice::Notice;
 use crate::settings::KvType;
 use crate::{Failed, terminal};
 
-/// Handle of a running seq2seq model; closed on drop.
-pub(crate) struct Running(EngineHandle);
-
-impl std::ops::Deref for Running {
-    type Target = EngineHandle;
-
-    fn deref(&self) -> &EngineHandle {
-        &self.0
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
 /// Starts an engine under these names on the requested device or the best one with room. The choice is reported through
 /// `say`.
 pub(crate) fn start(
@@ -49,13 +32,12 @@ pub(crate) fn start(
     placement: Placement,
     limits: Seq2SeqLimits,
     say: &dyn Fn(&Notice),
-) -> Result<Running, Failed> {
+) -> Result<RunningEngine, Failed> {
     let plan = |device: &Device| Plan::of_seq2seq(model, limits, device);
-    let handle = on_some_device(placement.device, plan, say, |device, _| {
+    on_some_device(placement.device, plan, say, |device, _| {
         let (model, tokenizer, names) = (model.clone(), tokenizer.clone(), names.clone());
         device.run(StartSeq2Seq { model, tokenizer, names, limits, cpu: placement.cpu })
-    });
-    Ok(Running(handle?))
+    })
 }
 
 /// Loads a model and starts the engine for it.
@@ -68,9 +50,9 @@ struct StartSeq2Seq {
 }
 
 impl Task for StartSeq2Seq {
-    type Output = EngineHandle;
+    type Output = RunningEngine;
 
-    fn run<H: Hardware>(self, device: H) -> Result<EngineHandle, Failed> {
+    fn run<H: Hardware>(self, device: H) -> Result<RunningEngine, Failed> {
         let StartSeq2Seq { model, tokenizer, names, limits, cpu } = self;
         let Seq2SeqLimits { slots, batch, .. } = limits;
         let (context, shape) = (limits.context(), limits.shape());
@@ -85,11 +67,18 @@ impl Task for StartSeq2Seq {
             queue_timeout: None,
             page_len: shape.page_len,
             pages: shape.pages,
+            state_rows: 0,
             sampling: Sampling::greedy(),
             adapter_room: 0,
         };
-        let steps =
-            Limits { context, slots, budget: batch, decode_budget: batch, all_logits: slots, prefixes: true };
+        let steps = Limits {
+            context,
+            slots,
+            budget: batch,
+            decode_budget: batch,
+            all_logits: slots,
+            draft_cost: None,
+        };
         spawn(
             || Ok(info),
             move || {
@@ -130,9 +119,9 @@ pub(crate) fn encoded<B: Backend>(
     let pages = [read, tokens.len()].map(|tokens| tokens.div_ceil(PAGE) as u32);
     let cross: Vec<BlockId> = (0..pages[0]).map(BlockId).collect();
     let x = runner.encode(input, &cross)?;
-    let (id, slot, blocks) = (SeqId(0), SlotId(0), (pages[0]..pages[0] + pages[1]).map(BlockId).collect());
+    let (id, blocks) = (SeqId(0), (pages[0]..pages[0] + pages[1]).map(BlockId).collect());
     let cross = Some(CrossPart { tokens: read, blocks: cross, encode: false });
-    Ok((x, BatchPart { id, tokens, start: 0, blocks, slot, logits, lora: None, cross }))
+    Ok((x, BatchPart { id, tokens, drafted: 0, start: 0, blocks, state: None, logits, lora: None, cross }))
 }
 
 /// Loads a model with a progress bar.
@@ -154,7 +143,7 @@ pub(crate) fn transcriber(
     kv: KvType,
     slots: usize,
     say: &dyn Fn(&Notice),
-) -> Result<(Running, Transcriber), Failed> {
+) -> Result<(RunningEngine, Transcriber), Failed> {
     let spec = &model.spec;
     let Some(audio) = spec.encoder.audio else {
         return Err(Failed::new("the model takes text, not audio: use `tallow run`"));

@@ -100,6 +100,7 @@ pub(crate) static KNOWN: &[Known] = &[
         "batch size: most tokens computed in one step",
         "256; fewer while a server decodes answers",
     ),
+    known("speculative", "speculative decoding: auto (n-grams, where that is faster) or off", "auto"),
     known("slots", "requests computed at once (parallel sequences)", "8"),
     known("queue", "requests that may wait for a slot", "256"),
     known("queue-timeout", "seconds that a request may wait for a slot", "as long as its client does"),
@@ -129,6 +130,36 @@ pub(crate) static KNOWN: &[Known] = &[
     known("max-per-address", "connections of one address at one time", "half of max-connections"),
     known("offline", "true: use only models that are already downloaded", "false"),
 ];
+
+/// Speculative decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speculative {
+    /// Prompt lookup, where a draft is expected to pay.
+    Auto,
+    /// None.
+    Off,
+}
+
+impl FromStr for Speculative {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Speculative, String> {
+        match s {
+            "auto" | "ngram" => Ok(Speculative::Auto),
+            "off" | "none" => Ok(Speculative::Off),
+            _ => Err(format!("{s:?} is no kind of speculative decoding; there are auto and off")),
+        }
+    }
+}
+
+impl fmt::Display for Speculative {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Speculative::Auto => "auto",
+            Speculative::Off => "off",
+        })
+    }
+}
 
 /// Data type of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +221,7 @@ pub(crate) struct EngineConfig {
     pub isa: Setting<Isa>,
     pub arithmetic: Setting<Arithmetic>,
     pub batch: Setting<usize>,
+    pub speculative: Setting<Speculative>,
     pub slots: Setting<usize>,
     pub queue: Setting<usize>,
     /// Maximum time that requests wait for a slot.
@@ -262,6 +294,7 @@ pub(crate) fn resolve(
         isa,
         arithmetic: sources.get("arithmetic", e.arithmetic, Arithmetic::Fast)?,
         batch: sources.get("batch", e.batch, 256)?,
+        speculative: sources.get("speculative", e.speculative, Speculative::Auto)?,
         slots: sources.get("slots", flags.slots, defaults.slots)?,
         queue: sources.get("queue", flags.queue, 256)?,
         queue_timeout: sources
@@ -387,6 +420,7 @@ impl EngineConfig {
             row("isa", &self.isa),
             row("arithmetic", &self.arithmetic),
             row("batch", &self.batch),
+            row("speculative", &self.speculative),
             row("slots", &self.slots),
             row("queue", &self.queue),
             perhaps("max-tokens", &self.max_tokens),

@@ -66,3 +66,14 @@ impl Signals {
         }
     }
 }
+
+/// Ends the program at once, without exit handlers: a driver that still works on another thread may crash in its own.
+pub(crate) fn exit_now(status: i32) -> ! {
+    #[cfg(unix)]
+    // SAFETY: the call does not return, and runs nothing of this process.
+    unsafe {
+        libc::_exit(status)
+    }
+    #[cfg(not(unix))]
+    std::process::exit(status)
+}

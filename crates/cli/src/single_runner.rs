@@ -7,7 +7,7 @@ use tallow_engine::handle::LoadLora;
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::lora::{LoraId, LoraRef};
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, SeqId, Wanted};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 
@@ -86,7 +86,7 @@ impl UnloadedModel<'_> {
     /// Loads it on the open device, or on a backend around that.
     pub(crate) fn load<B: Backend>(&self, b: B) -> Result<SingleRunner<B>, Failed> {
         let runner = self.loading.runner(b, self.traits)?;
-        Ok(SingleRunner { runner, pages: self.pages, tokens: 0, loras: Vec::new() })
+        Ok(SingleRunner { runner, pages: self.pages, tokens: 0, steps: 0, loras: Vec::new() })
     }
 }
 
@@ -118,7 +118,8 @@ pub(crate) fn run_on_device<T: DeviceTask>(
 ) -> Result<T::Output, Failed> {
     let pages = setup.context.div_ceil(PAGE);
     let sequences = setup.sequences;
-    let shape = KvShape { dtype: setup.kv.0, page_len: PAGE, pages: pages * sequences, sequences };
+    let shape =
+        KvShape { dtype: setup.kv.0, page_len: PAGE, pages: pages * sequences, state_rows: 2 * sequences };
     // However small a step is, each sequence has a token in it.
     let step = Step { tokens: setup.batch.max(sequences), logits: setup.logits.max(sequences) };
     let plan = |device: &Device| Plan::alone(model, shape, step, device);
@@ -153,6 +154,8 @@ pub(crate) struct SingleRunner<B: Backend> {
     /// Pages of the KV cache reserved for each sequence.
     pages: usize,
     tokens: usize,
+    /// Steps so far: which row of its recurrent state a sequence reads next.
+    steps: usize,
     /// LoRA adapters, assigned to the sequences round-robin.
     loras: Vec<LoraRef>,
 }
@@ -193,6 +196,7 @@ impl<B: Backend> SingleRunner<B> {
     ) -> Result<Tensor<B>, Error> {
         let parts = vec![self.part(0, tokens.to_vec(), logits)];
         self.tokens += tokens.len();
+        self.steps += 1;
         self.runner.logits_seen(&Batch { parts }, see)
     }
 
@@ -201,14 +205,15 @@ impl<B: Backend> SingleRunner<B> {
         let tokens = all.first().map_or(0, Vec::len);
         let parts = all.into_iter().enumerate().map(|(i, tokens)| self.part(i, tokens, logits)).collect();
         self.tokens += tokens;
+        self.steps += 1;
         self.runner.logits(&Batch { parts })
     }
 
     fn part(&self, sequence: usize, tokens: Vec<u32>, logits: Wanted) -> BatchPart {
         let (first, end) = (sequence * self.pages, self.tokens + tokens.len());
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| BlockId(block as u32)).collect();
-        let (id, slot) = (SeqId(sequence as u64), SlotId(sequence as u32));
+        let (id, state) = (SeqId(sequence as u64), self.runner.states_of(sequence, self.steps));
         let lora = self.loras.get(sequence % self.loras.len().max(1)).copied();
-        BatchPart { id, tokens, start: self.tokens, blocks, slot, logits, lora, cross: None }
+        BatchPart { id, tokens, drafted: 0, start: self.tokens, blocks, state, logits, lora, cross: None }
     }
 }

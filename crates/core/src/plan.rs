@@ -23,7 +23,8 @@ impl Span {
 
 /// Rows of a sequence's recurrent state: the one a step reads and the one it writes.
 ///
-/// They differ, so that a failed step leaves the state it read unchanged and can be repeated.
+/// They differ, so that a failed step leaves the state it read unchanged and can be repeated. Several sequences may read
+/// the same row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRows {
     /// The state before the step. Not read at the start of a sequence, whose state is zero.
@@ -48,7 +49,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// Checks that the spans cover the tokens, pages hold the spans, no state row occurs twice and outputs are rows.
+    /// Checks that the spans cover the tokens, pages hold the spans, a state row that one span writes is neither written
+    /// nor read by another, and outputs are rows.
     fn check(&self) -> Result<()> {
         let wrong = |what, want: String, got: String| Error::Shape { op: "step", what, want, got };
         let rows: usize = self.spans.iter().map(|s| s.rows).sum();
@@ -69,14 +71,14 @@ impl Step {
         if count > 0 && count != self.spans.len() {
             return Err(wrong("the spans' states", self.spans.len().to_string(), count.to_string()));
         }
-        let mut rows_of_states: Vec<u32> = self.states.iter().flat_map(|s| [s.from, s.to]).collect();
-        rows_of_states.sort_unstable();
-        if let Some(pair) = rows_of_states.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(wrong(
-                "the rows of states",
-                "each of them once".into(),
-                format!("{} twice", pair[0]),
-            ));
+        let mut written: Vec<u32> = self.states.iter().map(|s| s.to).collect();
+        written.sort_unstable();
+        let twice = written.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
+        let read = self.spans.iter().zip(&self.states).filter(|(span, _)| span.start > 0);
+        let both = read.map(|(_, s)| s.from).find(|from| written.binary_search(from).is_ok());
+        if let Some(row) = twice.or(both) {
+            let got = format!("{row} written by one span, and used by another");
+            return Err(wrong("the rows of states", "those written for one span alone".into(), got));
         }
         match self.outputs.iter().find(|o| **o as usize >= rows) {
             Some(o) => Err(wrong("an output row", format!("under {rows}"), o.to_string())),
@@ -100,8 +102,10 @@ impl Step {
 /// A step on a device. Ops borrow it and compute no indices of their own. Its tensors are views of one buffer.
 #[derive(Debug)]
 pub struct StepPlan<B: Memory> {
-    /// The step on the host, for backends that plan their launches there.
-    pub host: Step,
+    host: Step,
+    /// Largest page and largest state row of the step, so that the checks of an op cost no look at each of them.
+    max_page: Option<u32>,
+    max_state: Option<u32>,
     /// [1, tokens]: token ids.
     pub tokens: Tensor<B>,
     /// [1, tokens]: position of each token in its sequence.
@@ -158,8 +162,43 @@ impl<B: Memory> StepPlan<B> {
             states: next(if host.states.is_empty() { 0 } else { 2 }, host.states.len()),
             outputs: next(1, host.outputs.len()),
             loras: Vec::new(),
+            max_page: host.spans.iter().flat_map(|span| &span.pages).max().copied(),
+            max_state: host.states.iter().map(|s| s.from.max(s.to)).max(),
             host,
         })
+    }
+
+    /// The step on the host, for backends that plan their launches there.
+    pub fn host(&self) -> &Step {
+        &self.host
+    }
+
+    /// The largest KV cache page of the step.
+    pub(crate) fn max_page(&self) -> Option<u32> {
+        self.max_page
+    }
+
+    /// The largest recurrent state row of the step.
+    pub(crate) fn max_state(&self) -> Option<u32> {
+        self.max_state
+    }
+
+    /// The same step with the tensors of another backend, which has no LoRA adapters.
+    pub(crate) fn map<C: Memory>(&self, each: impl Fn(&Tensor<B>) -> Tensor<C>) -> StepPlan<C> {
+        StepPlan {
+            host: self.host.clone(),
+            max_page: self.max_page,
+            max_state: self.max_state,
+            tokens: each(&self.tokens),
+            positions: each(&self.positions),
+            slots: each(&self.slots),
+            starts: each(&self.starts),
+            lens: each(&self.lens),
+            pages: each(&self.pages),
+            states: each(&self.states),
+            outputs: each(&self.outputs),
+            loras: Vec::new(),
+        }
     }
 
     /// The same step with LoRA adapters for some rows.

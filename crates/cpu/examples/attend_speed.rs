@@ -88,10 +88,10 @@ impl Bench {
 
     /// A layer with the K and V of a step, and the seconds it took to store one token.
     fn layer(&self, plan: &StepPlan<Cpu>) -> Outcome<(Layer, f64)> {
-        let pages: usize = plan.host.spans.iter().map(|s| s.pages.len()).sum();
+        let pages: usize = plan.host().spans.iter().map(|s| s.pages.len()).sum();
         let alloc = || self.cpu.alloc(self.dtype, pages, self.page * self.heads.cache_cols(self.dtype));
         let layer = Layer { k: alloc()?, v: alloc()? };
-        let (rows, cols) = (plan.host.tokens.len(), self.heads.kv_cols());
+        let (rows, cols) = (plan.host().tokens.len(), self.heads.kv_cols());
         let k = self.cpu.upload(&noise(rows * cols), rows, cols)?;
         let write = || self.cpu.run(KvWrite { k: &k, v: &k, heads: self.heads, kv: layer.kv(), plan });
         write()?;

@@ -6,10 +6,18 @@
 //!
 //! Pages with the cross-attention K and V of an encoder input are published under its digest: the encoder is
 //! bidirectional, so that they depend on all of the input, and either all of them are found or none counts.
+//!
+//! In a model with recurrent state, pages are of use only up to one with a snapshot of the state after it: a row of the
+//! states that no step writes again.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::encoder_input::InputDigest;
+
+mod state_pool;
+
+use state_pool::StatePool;
+pub use state_pool::StateRow;
 
 /// Page of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,6 +62,8 @@ struct Block {
     users: u32,
     /// Its content, and the chain of what follows it, once published.
     published: Option<(Content, Chain)>,
+    /// Snapshot of the recurrent state after the page; only of published pages.
+    state: Option<StateRow>,
     /// When it became idle; its key in `idle`, for LRU eviction.
     returned: u64,
 }
@@ -65,6 +75,19 @@ pub struct Prefix {
     pub blocks: Vec<BlockId>,
     /// Chain after the last page; `None` if there are none.
     pub end: Option<Chain>,
+    /// Snapshot of the recurrent state after the last page, in a model that has any.
+    pub state: Option<StateRow>,
+    /// Number of published pages with the prefix; more than `blocks` if there is no snapshot after the last ones.
+    pub published: usize,
+}
+
+/// Result of publishing a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// The page that is found from now on: the published one, or that of another sequence with the same content.
+    pub block: BlockId,
+    /// Chain of what follows it.
+    pub chain: Chain,
 }
 
 /// Owner of all pages.
@@ -79,13 +102,21 @@ pub struct BlockPool {
     index: HashMap<Content, BlockId>,
     returns: u64,
     chains: u64,
+    states: StatePool,
 }
 
 impl BlockPool {
-    /// `count` pages of `page_len` tokens.
+    /// `count` pages of `page_len` tokens, for a model without recurrent state.
     pub fn new(count: usize, page_len: usize) -> BlockPool {
+        BlockPool::with_states(count, page_len, 0)
+    }
+
+    /// `count` pages of `page_len` tokens, and rows of recurrent states: none for a model without, else two for each
+    /// running sequence and more for snapshots.
+    pub fn with_states(count: usize, page_len: usize, state_rows: usize) -> BlockPool {
         let count = count.min(u32::MAX as usize);
         BlockPool {
+            states: StatePool::new(state_rows),
             page_len,
             blocks: (0..count).map(|_| Block::default()).collect(),
             blank: (0..count as u32).rev().map(BlockId).collect(),
@@ -116,19 +147,77 @@ impl BlockPool {
         self.count().saturating_sub(self.available())
     }
 
-    /// Longest published prefix of `tokens` after `root`.
+    /// Longest published prefix of `tokens` after `root`. In a model with recurrent state it ends after a page with a
+    /// snapshot.
     pub fn find(&self, root: Chain, tokens: &[u32]) -> Prefix {
         let mut prefix = Prefix::default();
-        let mut after = root;
+        let (mut after, mut usable) = (root, 0);
         for page in tokens.chunks_exact(self.page_len) {
             let content = Content { after, tokens: page.into() };
             let Some(id) = self.index.get(&content) else { break };
-            let Some((_, chain)) = &self.blocks[id.0 as usize].published else { break };
+            let block = &self.blocks[id.0 as usize];
+            let Some((_, chain)) = &block.published else { break };
             after = *chain;
             prefix.blocks.push(*id);
-            prefix.end = Some(after);
+            if block.state.is_some() || !self.has_states() {
+                (usable, prefix.end, prefix.state) = (prefix.blocks.len(), Some(after), block.state);
+            }
         }
+        prefix.published = prefix.blocks.len();
+        prefix.blocks.truncate(usable);
         prefix
+    }
+
+    /// Whether the model has recurrent state.
+    pub fn has_states(&self) -> bool {
+        self.states.count() > 0
+    }
+
+    /// Number of rows of recurrent states.
+    pub fn state_rows(&self) -> usize {
+        self.states.count()
+    }
+
+    /// Number of rows of recurrent states that hold nothing.
+    pub fn blank_states(&self) -> usize {
+        self.states.blank()
+    }
+
+    /// Allocates a row for a recurrent state: a blank one, or else the least recently used snapshot, which is evicted.
+    pub fn take_state(&mut self) -> Option<StateRow> {
+        let (row, after) = self.states.take()?;
+        if let Some(page) = after {
+            self.blocks[page.0 as usize].state = None;
+        }
+        Some(row)
+    }
+
+    /// Lends a snapshot to one more sequence.
+    pub fn lend_state(&mut self, row: StateRow) {
+        self.states.lend(row);
+    }
+
+    /// A sequence uses the row no more.
+    pub fn give_back_state(&mut self, row: StateRow) {
+        self.states.give_back(row);
+    }
+
+    /// Makes a row in use the snapshot after a published page. Returns whether it is; not if there is one already.
+    pub fn publish_state(&mut self, page: BlockId, row: StateRow) -> bool {
+        let block = &mut self.blocks[page.0 as usize];
+        let is_new = block.published.is_some() && block.state.is_none();
+        if is_new {
+            block.state = Some(row);
+            self.states.publish(row, page);
+        }
+        is_new
+    }
+
+    /// Removes the snapshot after a page, if it is that row.
+    pub fn forget_state(&mut self, page: BlockId, row: StateRow) {
+        if self.blocks[page.0 as usize].state.take_if(|state| *state == row).is_some() {
+            self.states.forget(row);
+        }
     }
 
     /// How many of these pages are idle, so that lending them makes fewer available.
@@ -151,8 +240,12 @@ impl BlockPool {
             Some(id) => id,
             None => {
                 let (_, id) = self.idle.pop_first()?;
-                if let Some((content, _)) = self.blocks[id.0 as usize].published.take() {
+                let block = &mut self.blocks[id.0 as usize];
+                if let Some((content, _)) = block.published.take() {
                     self.index.remove(&content);
+                }
+                if let Some(row) = block.state.take() {
+                    self.states.forget(row);
                 }
                 id
             }
@@ -173,23 +266,23 @@ impl BlockPool {
         }
     }
 
-    /// Publishes a page that holds `tokens`, computed after `after`. Returns the chain for the page after it.
-    pub fn publish(&mut self, id: BlockId, after: Chain, tokens: &[u32]) -> Chain {
+    /// Publishes a page that holds `tokens`, computed after `after`.
+    pub fn publish(&mut self, id: BlockId, after: Chain, tokens: &[u32]) -> Published {
         self.publish_content(id, Content { after, tokens: tokens.into() })
     }
 
-    fn publish_content(&mut self, id: BlockId, content: Content) -> Chain {
+    fn publish_content(&mut self, id: BlockId, content: Content) -> Published {
         if let Some(twin) = self.index.get(&content)
             && let Some((_, chain)) = &self.blocks[twin.0 as usize].published
         {
             // Another sequence published the same content first: its page stays the indexed one.
-            return *chain;
+            return Published { block: *twin, chain: *chain };
         }
         self.chains += 1;
         let chain = Chain(self.chains);
         self.index.insert(content.clone(), id);
         self.blocks[id.0 as usize].published = Some((content, chain));
-        chain
+        Published { block: id, chain }
     }
 
     /// Frees a sequence's pages. The last ones are evicted first: they are of no use without the pages before them.
@@ -216,14 +309,21 @@ impl BlockPool {
         let (count, available) = (self.count(), self.available());
         let (idle, indexed) = (self.idle.len(), self.index.len());
         match (available == count, idle == indexed) {
-            (true, true) => Ok(()),
+            (true, true) => self.states.at_rest(),
             (false, _) => Err(format!("nobody uses any page, and {available} of {count} can be had")),
             (_, false) => Err(format!("{idle} pages hold something, and {indexed} are indexed")),
         }
     }
 
-    /// Checks that every page is in exactly one state. `held`: the pages of all sequences, once per use.
-    pub fn check(&self, held: impl IntoIterator<Item = BlockId>) -> Result<(), String> {
+    /// Checks that every page, and every row of recurrent states, is in exactly one state. `held`: the pages of all
+    /// sequences, once per use; `states`: their rows.
+    pub fn check(
+        &self,
+        held: impl IntoIterator<Item = BlockId>,
+        states: impl IntoIterator<Item = StateRow>,
+    ) -> Result<(), String> {
+        let snapshots = (0..).zip(&self.blocks).filter_map(|(i, block)| Some((BlockId(i), block.state?)));
+        self.states.check(states, snapshots)?;
         let mut users = vec![0u32; self.count()];
         held.into_iter().for_each(|id| users[id.0 as usize] += 1);
         let mut places = vec![0u32; self.count()];

@@ -17,7 +17,7 @@ use crate::admission::{Reply, Ticket};
 use crate::counts::StepCounts;
 use crate::failure::Failure;
 use crate::service::{
-    self, Batch, BatchWorker, Handle, Lost, Shared, SharedOf, StepError, Worker, run_batch,
+    self, Batch, BatchWorker, Handle, Lost, Running, Shared, SharedOf, StepError, Worker, run_batch,
 };
 
 /// Limit on waiting tokens of all requests; an image counts as the tokens that take as much memory.
@@ -101,6 +101,9 @@ impl Drop for Job {
 
 /// Handle of an embedder. Clones refer to the same embedder.
 pub type EmbedderHandle = Handle<Job, EmbedderInfo, EmbedderStats>;
+
+/// Owner of a running embedder.
+pub type RunningEmbedder = Running<Job, EmbedderInfo, EmbedderStats>;
 
 impl EmbedderHandle {
     /// Submits texts. Their results come through the receiver, in order; dropping it cancels the request.
@@ -204,7 +207,7 @@ impl<B: Backend> EncoderRunner<B> {
 pub fn spawn<B: Backend + 'static, E: From<std::io::Error> + Send + 'static>(
     info: impl FnOnce() -> Result<EmbedderInfo, E>,
     runner: impl FnOnce() -> Result<EncoderRunner<B>, E> + Send + 'static,
-) -> Result<EmbedderHandle, E> {
+) -> Result<RunningEmbedder, E> {
     service::spawn("tallow-embedder", info, runner, |runner, shared| Embedder {
         jobs: VecDeque::new(),
         runner,

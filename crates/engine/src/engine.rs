@@ -15,7 +15,7 @@ use crate::counts::StepCounts;
 use crate::encoder_input::{EncoderInput, EncoderOutput, InputDigest, InputKeys};
 use crate::failure::{Failure, Unfit};
 use crate::handle::{
-    Command, Done, EngineGuard, EngineHandle, Event, Finish, Info, Listener, LoadLora, Request, Stats,
+    Command, Done, EngineGuard, Event, Finish, Info, Listener, LoadLora, Request, RunningEngine, Stats,
     Submission, Timings,
 };
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
@@ -99,9 +99,10 @@ impl Active {
 pub fn spawn<B: Backend + 'static, E: From<std::io::Error> + Send + 'static>(
     info: impl FnOnce() -> Result<Info, E>,
     runner: impl FnOnce() -> Result<(Runner<B>, Limits), E> + Send + 'static,
-) -> Result<EngineHandle, E> {
+) -> Result<RunningEngine, E> {
     service::spawn("tallow-engine", info, runner, |(runner, limits), shared: SharedOf<Engine<B>>| {
-        let pool = BlockPool::new(shared.info.pages, shared.info.page_len);
+        let Info { pages, page_len, state_rows, .. } = shared.info;
+        let pool = BlockPool::with_states(pages, page_len, state_rows);
         Engine::new(runner, Scheduler::new(limits, pool), shared)
     })
 }
@@ -199,13 +200,11 @@ impl<B: Backend> BatchWorker for Engine<B> {
 
     /// Records a step's tokens and sends the events.
     fn commit(&mut self, batch: Batch, outcomes: Vec<Self::Output>) {
-        let sampled = batch.parts.iter().zip(&outcomes);
-        let sampled: Vec<(SeqId, u32)> =
-            sampled.filter_map(|(part, o)| Some((part.id, o.as_ref().ok()?.next.as_ref()?.token))).collect();
+        let next = |outcome: &Self::Output| outcome.iter().flat_map(|o| &o.next).map(|c| c.token).collect();
+        let sampled: Vec<Vec<u32>> = outcomes.iter().map(next).collect();
         // Journey, stop 8: the sampled tokens go to the scheduler and to the clients.
-        let progress = self.scheduler.commit(&batch, &sampled);
-        for (part, outcome) in batch.parts.iter().zip(outcomes) {
-            let full = progress.iter().any(|p| p.id == part.id && p.full);
+        let full = self.scheduler.commit(&batch, &sampled);
+        for ((part, outcome), full) in batch.parts.iter().zip(outcomes).zip(full) {
             match outcome {
                 Err(bad) => self.fail_request(part.id, bad.to_string()),
                 Ok(outcome) => self.tell(part, outcome, full),
@@ -283,6 +282,7 @@ impl<B: Backend> Engine<B> {
             all_logits: request.score_prompt,
             lora: request.adapter,
             client: request.client,
+            drafts: request.policy.is_none(),
             cross,
         })
     }
@@ -397,7 +397,7 @@ impl<B: Backend> Engine<B> {
             request.listener.tell(Event::Prompt(outcome.prompt[known..].to_vec()));
         }
         let mut end = full.then_some(Finish::Length);
-        if let Some(choice) = outcome.next {
+        for choice in outcome.next {
             request.first.get_or_insert_with(Instant::now);
             request.new_tokens += 1;
             request.sampler.accept(choice.token);
@@ -407,8 +407,12 @@ impl<B: Backend> Engine<B> {
                 TextStep::Stop(text, stop) => {
                     request.listener.tell(Event::Piece { text, choice });
                     end = Some(Finish::Stop(stop));
+                    break;
                 }
-                TextStep::End => end = Some(Finish::End),
+                TextStep::End => {
+                    end = Some(Finish::End);
+                    break;
+                }
             }
         }
         if let Some(reason) = end
@@ -439,6 +443,8 @@ impl<B: Backend> Engine<B> {
         stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
         stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);
         stats.preemptions.store(counts.preemptions, Ordering::Relaxed);
+        stats.drafted.store(counts.drafted, Ordering::Relaxed);
+        stats.accepted.store(counts.accepted, Ordering::Relaxed);
         if !self.runner.adapters().is_empty() {
             self.publish_lora_use();
         }

@@ -19,7 +19,7 @@ pub use crate::failure::Failure;
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
 use crate::sampler::{Choice, LogitsPolicy, Sampling};
 use crate::scheduler::ClientId;
-use crate::service::{Guard, Handle, Shared};
+use crate::service::{Guard, Handle, Running, Shared};
 
 /// A generation request.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +58,7 @@ pub struct Request {
 /// reads.
 pub trait Unread: Send + Sync + std::fmt::Debug {
     /// Called when `bytes` more are sent. Returns whether the request may go on.
-    fn told(&self, bytes: usize) -> bool;
+    fn add(&self, bytes: usize) -> bool;
 }
 
 /// Event of a request.
@@ -208,7 +208,7 @@ impl EventSender {
     /// Counts an event's bytes. Fails if too many are unread.
     fn count(&self, event: &Event) -> Result<(), Failure> {
         match &self.unread {
-            Some(unread) if !unread.told(event.bytes()) => Err(Failure::Unread),
+            Some(unread) if !unread.add(event.bytes()) => Err(Failure::Unread),
             _ => Ok(()),
         }
     }
@@ -260,6 +260,8 @@ pub struct Info {
     pub page_len: usize,
     /// Pages of the KV cache.
     pub pages: usize,
+    /// Rows of recurrent states; 0 if the model has none.
+    pub state_rows: usize,
     /// Default sampling parameters.
     pub sampling: Sampling,
     /// Device memory for all LoRA adapters, in bytes.
@@ -287,6 +289,10 @@ pub struct Stats {
     pub prefix_hits: AtomicU64,
     /// Preempted sequences.
     pub preemptions: AtomicU64,
+    /// Tokens computed as drafts (speculative decoding).
+    pub drafted: AtomicU64,
+    /// Of these, tokens that sampling chose.
+    pub accepted: AtomicU64,
     /// Histogram of tokens per step.
     pub step_sizes: StepSizes,
     /// How often the idle check found pages unaccounted for.
@@ -304,6 +310,9 @@ impl Stats {
 
 /// Handle of an engine. Clones refer to the same engine.
 pub type EngineHandle = Handle<Command, Info, Stats>;
+
+/// Owner of a running engine.
+pub type RunningEngine = Running<Command, Info, Stats>;
 
 impl EngineHandle {
     /// Loaded LoRA adapters that requests can select, in order of loading.

@@ -16,10 +16,11 @@ pub fn build(batch: &Batch, page_len: usize) -> Step {
         step.tokens.extend(&part.tokens);
         let pages = part.blocks.iter().map(|b| b.0).collect();
         step.spans.push(Span { rows, start: part.start, pages });
+        step.states.extend(part.state);
         let end = first + rows as u32;
         step.outputs.extend(match part.logits {
             Wanted::None => end..end,
-            Wanted::Last => end - 1..end,
+            Wanted::Last => end - 1 - part.drafted as u32..end,
             Wanted::All { .. } => first..end,
         });
     }

@@ -1,10 +1,11 @@
 //! [`Runner`]: runs a batch on a device and samples the tokens.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use bytemuck::cast_slice_mut;
 use tallow_core::ops::TopK;
-use tallow_core::{Backend, Error, Reading, Span, Step, StepPlan, Tensor};
+use tallow_core::{Backend, Error, Reading, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::{Encoder, Input};
@@ -44,8 +45,8 @@ pub struct SampleInput<'a> {
 /// Result of a part.
 #[derive(Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// Sampled token, if requested.
-    pub next: Option<Choice>,
+    /// Sampled tokens, if requested: one, and one more for each token of the draft that was right.
+    pub next: Vec<Choice>,
     /// Prompt tokens after the part's first, with log-probabilities, if requested.
     pub prompt: Vec<Choice>,
 }
@@ -73,6 +74,13 @@ impl<B: Backend> Runner<B> {
     /// The model.
     pub fn decoder(&self) -> &Decoder<B> {
         &self.decoder
+    }
+
+    /// Rows of the recurrent state of a sequence in its step number `step`, where no scheduler assigns them; `None` if
+    /// the model has no such state.
+    pub fn states_of(&self, sequence: usize, step: usize) -> Option<StateRows> {
+        let row = |step: usize| (2 * sequence + step % 2) as u32;
+        self.decoder.spec().is_recurrent().then(|| StateRows { from: row(step), to: row(step + 1) })
     }
 
     /// Uploads a LoRA adapter to the device, under an id never used before.
@@ -142,9 +150,7 @@ impl<B: Backend> Runner<B> {
         batch: &Batch,
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
-        let logits = self.compute(batch, see)?;
-        self.kv.swap_states(slots(batch));
-        Ok(logits)
+        self.compute(batch, see)
     }
 
     /// Forward pass of a batch. Can be rerun if it or what follows it fails: pages get the same K and V again, and
@@ -154,7 +160,7 @@ impl<B: Backend> Runner<B> {
         batch: &Batch,
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
-        let step = Step { states: self.kv.states(slots(batch)), ..plan::build(batch, self.page_len) };
+        let step = plan::build(batch, self.page_len);
         let loras = self.adapters.of(batch.parts.iter().map(|part| (part.tokens.len(), part.lora)))?;
         let plan = StepPlan::new(&self.b, step)?.adapted(loras)?;
         let cross = plan::build_cross(batch, self.page_len);
@@ -190,22 +196,22 @@ impl<B: Backend> Runner<B> {
         let parts = batch.parts.iter().zip(asked).zip(&needs);
         let outcomes = parts.map(|((part, asked), needs)| {
             let rows = rows.by_ref().take(needs.rows()).collect();
-            outcome(part, asked, rows, needs.likely.map(|of| likely.of(of)))
+            outcome(part, asked, rows, needs.likely.iter().flat_map(|(rows, k)| likely.of(rows.clone(), *k)))
         });
-        let outcomes = outcomes.collect();
-        self.kv.swap_states(slots(batch));
-        Ok(outcomes)
+        Ok(outcomes.collect())
     }
 
     /// Reads what a step needs of its logits in one transfer: full rows and top-k candidates.
     fn read(&self, logits: &Tensor<B>, needs: &[LogitsPlan]) -> Result<(Vec<f32>, TopKRows), Error> {
         let whole = runs(needs.iter().flat_map(|n| n.whole.clone()));
         let whole: Vec<Tensor<B>> = whole.into_iter().map(|rows| logits.row_range(rows)).collect();
-        let few: Vec<(usize, usize)> = needs.iter().filter_map(|n| n.likely).collect();
-        let (first, end) = (few.first().map_or(0, |l| l.0), few.last().map_or(0, |l| l.0 + 1));
-        let k = few.iter().map(|l| l.1).max().unwrap_or(1);
+        let candidates: Vec<&(Range<usize>, usize)> =
+            needs.iter().filter_map(|n| n.likely.as_ref()).collect();
+        let first = candidates.first().map_or(0, |(rows, _)| rows.start);
+        let end = candidates.last().map_or(0, |(rows, _)| rows.end);
+        let k = candidates.iter().map(|l| l.1).max().unwrap_or(1);
         let x = logits.row_range(first..end);
-        let top = if few.is_empty() { None } else { Some(self.b.run(TopK { x: &x, k })?) };
+        let top = if candidates.is_empty() { None } else { Some(self.b.run(TopK { x: &x, k })?) };
 
         let mut rows = vec![0.0; whole.iter().map(Tensor::len).sum()];
         let count = (end - first) * k;
@@ -230,21 +236,21 @@ impl<B: Backend> Runner<B> {
 /// Which logits of a part are read from the device.
 #[derive(Debug)]
 struct LogitsPlan {
-    /// Rows read in full: those that are scored, and the one to sample from if sampling needs all of it.
+    /// Rows read in full: those that are scored, and those to sample from if sampling needs all of them.
     whole: [Range<usize>; 2],
-    /// Row to sample from and k, if the top-k tokens are enough.
-    likely: Option<(usize, usize)>,
+    /// Rows to sample from and k, if the top-k tokens are enough.
+    likely: Option<(Range<usize>, usize)>,
 }
 
 impl LogitsPlan {
     /// Plan of a part whose logits are `rows` of the step's.
     fn new(part: &BatchPart, asked: &SampleInput<'_>, rows: Range<usize>, vocab: usize) -> LogitsPlan {
         let scored = rows.start..rows.start + scored(part, asked).len();
-        let last = rows.end.saturating_sub(1)..rows.end;
+        let last = rows.end.saturating_sub(1 + part.drafted)..rows.end;
         match (part.logits.samples(), asked.sampler.top_k_needed()) {
             (false, _) => LogitsPlan { whole: [scored, 0..0], likely: None },
             (true, None) => LogitsPlan { whole: [scored, last], likely: None },
-            (true, Some(k)) => LogitsPlan { whole: [scored, 0..0], likely: Some((last.start, k.min(vocab))) },
+            (true, Some(k)) => LogitsPlan { whole: [scored, 0..0], likely: Some((last, k.min(vocab))) },
         }
     }
 
@@ -266,30 +272,42 @@ struct TopKRows {
 }
 
 impl TopKRows {
-    /// Top `k` tokens of a row and their logits.
-    fn of(&self, (row, k): (usize, usize)) -> (&[u32], &[f32]) {
-        let at = (row - self.first) * self.k;
-        (&self.tokens[at..at + k], &self.logits[at..at + k])
+    /// Top `k` tokens of some rows and their logits.
+    fn of(&self, rows: Range<usize>, k: usize) -> impl Iterator<Item = (&[u32], &[f32])> {
+        let starts = rows.map(|row| (row - self.first) * self.k);
+        starts.map(move |at| (&self.tokens[at..at + k], &self.logits[at..at + k]))
     }
 }
 
-/// Outcome of a part from its full rows, in order; the next token from its top-k tokens if those were read instead.
-fn outcome(
+/// Outcome of a part from its full rows, in order; the next tokens from their top-k tokens if those were read instead.
+fn outcome<'a>(
     part: &BatchPart,
     asked: &SampleInput<'_>,
     rows: Vec<&mut [f32]>,
-    likely: Option<(&[u32], &[f32])>,
+    mut likely: impl Iterator<Item = (&'a [u32], &'a [f32])>,
 ) -> Result<Outcome, NotFinite> {
-    let (sampler, mut rows) = (asked.sampler, rows.into_iter());
+    let (mut sampler, mut rows) = (Cow::Borrowed(asked.sampler), rows.into_iter());
     let top = sampler.how().logprobs.unwrap_or(0);
     let prompt = scored(part, asked).iter().zip(rows.by_ref());
     let prompt = prompt.map(|(token, row)| sampler::score(row, *token, top)).collect::<Result<_, _>>()?;
-    let place = part.start + part.tokens.len();
-    let next = match (likely, rows.next()) {
-        (Some((tokens, logits)), _) => Some(sampler.sample_topk(tokens, logits, place)?),
-        (None, Some(row)) => Some(sampler.sample(row, place)?),
-        (None, None) => None,
-    };
+    let (tokens, draft) = part.tokens.split_at(part.tokens.len() - part.drafted);
+    let mut next: Vec<Choice> = Vec::new();
+    // The token after each token of the draft counts only if sampling chose all of them.
+    for place in part.start + tokens.len().. {
+        let choice = match (likely.next(), rows.next()) {
+            (Some((tokens, logits)), _) => sampler.sample_topk(tokens, logits, place)?,
+            (None, Some(row)) => sampler.sample(row, place)?,
+            (None, None) => break,
+        };
+        let is_right = draft.get(next.len()) == Some(&choice.token);
+        if is_right {
+            sampler.to_mut().accept(choice.token);
+        }
+        next.push(choice);
+        if !is_right {
+            break;
+        }
+    }
     Ok(Outcome { next, prompt })
 }
 
@@ -316,16 +334,11 @@ fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
     runs
 }
 
-/// Slots of a batch's sequences.
-fn slots(batch: &Batch) -> impl Iterator<Item = usize> {
-    batch.parts.iter().map(|part| part.slot.0 as usize)
-}
-
 /// Rows of logits that a part has.
 fn outputs(part: &BatchPart) -> usize {
     match part.logits {
         Wanted::None => 0,
-        Wanted::Last => 1,
+        Wanted::Last => 1 + part.drafted,
         Wanted::All { .. } => part.tokens.len(),
     }
 }

@@ -10,20 +10,33 @@
 //! Clients share the slots evenly: the next sequence admitted belongs to the client with the fewest running; if no slot
 //! is free, the newest sequence of the client with the most is preempted, as long as that evens out the shares.
 //!
+//! In a model with recurrent state, snapshots of it are published with the pages: after the last full page of a prompt,
+//! where a prompt leaves what another sequence computed, after the last full page of an answer, and every
+//! [`SNAPSHOT_EVERY`] tokens while there are blank rows. A step ends where a snapshot is due.
+//!
+//! Where the tokens that follow can be guessed and the step is expected to be worth it, a decoding sequence computes
+//! them as a draft with its last token, and keeps those that sampling chooses (speculative decoding).
+//!
 //! A sequence of an encoder-decoder model has pages for the cross-attention K and V of its encoder input too, all of
 //! them from its start on. Its input is encoded in its first step, one input per step, because those that decode wait
 //! for it; then the pages are published, and found by others with the same input.
 
 use std::collections::{HashMap, VecDeque};
 
+use tallow_core::StateRows;
+
 use crate::block_pool::{BlockId, BlockPool, Chain};
 use crate::encoder_input::EncoderOutput;
 use crate::failure::Unfit;
 use crate::lora::LoraRef;
 
+mod prompt_lookup;
 mod seq;
 
 use seq::{CrossKv, Seq};
+
+/// Tokens between the snapshots of a long prompt that are made while there are blank rows.
+pub const SNAPSHOT_EVERY: usize = 1024;
 
 /// Sequence id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,10 +45,6 @@ pub struct SeqId(pub u64);
 /// Client that sends requests, for fair sharing of the slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientId(pub u64);
-
-/// Slot of a running sequence; no two running sequences share one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId(pub u32);
 
 /// A sequence to submit.
 #[derive(Clone, Debug)]
@@ -55,6 +64,8 @@ pub struct NewSeq {
     pub lora: Option<LoraRef>,
     /// Client of the request; clients share the slots evenly.
     pub client: ClientId,
+    /// Whether its tokens may be guessed (speculative decoding).
+    pub drafts: bool,
     /// Output of the encoder that it attends to. Sequences that attend to different ones must not share a prefix: the
     /// caller gives them different `root`s.
     pub cross: Option<EncoderOutput>,
@@ -67,12 +78,14 @@ pub struct BatchPart {
     pub id: SeqId,
     /// Tokens to compute.
     pub tokens: Vec<u32>,
+    /// How many of them, at the end, are a draft: guesses of what sampling will choose.
+    pub drafted: usize,
     /// Position of the first token.
     pub start: usize,
     /// Pages of the sequence, up to the one with the last of these tokens.
     pub blocks: Vec<BlockId>,
-    /// Slot of the sequence.
-    pub slot: SlotId,
+    /// Rows of its recurrent state before and after the step, in a model that has any.
+    pub state: Option<StateRows>,
     /// Which of these tokens need logits.
     pub logits: Wanted,
     /// LoRA adapter.
@@ -105,7 +118,7 @@ pub struct CrossPart {
 pub enum Wanted {
     /// None: no token is sampled after this part.
     None,
-    /// The last token's, to sample the next token.
+    /// The last token's, to sample the next token; with a draft, those of the token before it and of the draft.
     Last,
     /// Every token's; the next token is sampled from the last one's if `last`.
     All {
@@ -128,19 +141,8 @@ pub struct Batch {
     pub parts: Vec<BatchPart>,
 }
 
-/// Result of a step for one sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Sequence.
-    pub id: SeqId,
-    /// Sampled token. `None` if only the prompt's logits were requested.
-    pub token: Option<u32>,
-    /// Whether the sequence has reached its maximum length. It is then no longer in the scheduler.
-    pub full: bool,
-}
-
 /// The scheduler's limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     /// Maximum tokens of a sequence, prompt and answer.
     pub context: usize,
@@ -152,8 +154,9 @@ pub struct Limits {
     pub all_logits: usize,
     /// Token budget of a step while sequences decode (see [`step_budget`](crate::step_budget)).
     pub decode_budget: usize,
-    /// Whether prefix caching is on. Off for models with recurrent state, which pages do not hold.
-    pub prefixes: bool,
+    /// Cost of one more token in a step, as a share of the cost of a step with one token. Drafts are made only where
+    /// they are worth it. `None` if there are none.
+    pub draft_cost: Option<f32>,
 }
 
 /// Counts since the start.
@@ -165,6 +168,10 @@ pub struct Counts {
     pub prefix_hits: u64,
     /// Preempted sequences.
     pub preemptions: u64,
+    /// Tokens that were computed as drafts.
+    pub drafted: u64,
+    /// Of these, tokens that sampling chose.
+    pub accepted: u64,
 }
 
 /// See the [module](self).
@@ -182,6 +189,8 @@ impl Scheduler {
     /// A scheduler for the pages of `pool`.
     pub fn new(limits: Limits, pool: BlockPool) -> Scheduler {
         let slots = limits.slots.max(1);
+        // A step of a sequence reads one row of states and writes another.
+        let slots = if pool.has_states() { slots.min(pool.state_rows() / 2) } else { slots };
         // However many sequences decode, part of the budget is left for prefill.
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
         let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
@@ -222,7 +231,11 @@ impl Scheduler {
         if prompt + usize::from(new.max_new > 0) > context {
             return Err(Unfit::TooLong { prompt, context });
         }
-        self.waiting.push_back(Seq::new(new, context));
+        let seq = Seq::new(new, context);
+        if self.pool.has_states() {
+            self.running.iter_mut().for_each(|running| running.snapshot_for(&seq, page));
+        }
+        self.waiting.push_back(seq);
         Ok(())
     }
 
@@ -258,16 +271,27 @@ impl Scheduler {
 
     /// Checks that every page is accounted for.
     pub fn check(&self) -> Result<(), String> {
-        self.pool.check(self.running.iter().flat_map(Seq::held))
+        self.pool.check(self.running.iter().flat_map(Seq::held), self.running.iter().flat_map(Seq::states))
     }
 
     /// Removes a sequence, finished or abandoned, and frees its pages.
     pub fn drop_seq(&mut self, id: SeqId) {
         self.waiting.retain(|s| s.id != id);
         if let Some(at) = self.running.iter().position(|s| s.id == id) {
-            let seq = self.running.remove(at);
-            self.pool.give_back(&seq.held());
+            self.end(at);
         }
+    }
+
+    /// Removes a running sequence.
+    fn end(&mut self, at: usize) {
+        let seq = self.running.remove(at);
+        self.give_back(&seq);
+    }
+
+    /// Frees the pages and the states of a sequence.
+    fn give_back(&mut self, seq: &Seq) {
+        seq.states().for_each(|row| self.pool.give_back_state(row));
+        self.pool.give_back(&seq.held());
     }
 
     /// Next step's batch; `None` if there is nothing to compute.
@@ -275,9 +299,15 @@ impl Scheduler {
         self.preempt_for_room();
         self.admit();
         let shares = self.shares();
+        self.draft(&shares);
         let page_len = self.pool.page_len();
-        let parts = self.running.iter().zip(shares).filter(|(_, rows)| *rows > 0);
-        let parts: Vec<BatchPart> = parts.map(|(seq, rows)| seq.part(rows, page_len)).collect();
+        let mut parts = Vec::with_capacity(shares.len());
+        for (seq, rows) in self.running.iter_mut().zip(shares).filter(|(_, rows)| *rows > 0) {
+            if self.pool.has_states() && seq.next_state.is_none() {
+                seq.next_state = self.pool.take_state();
+            }
+            parts.push(seq.part(rows, page_len));
+        }
         (!parts.is_empty()).then_some(Batch { parts })
     }
 
@@ -306,7 +336,7 @@ impl Scheduler {
 
     fn preempt(&mut self, at: usize) {
         let mut seq = self.running.remove(at);
-        self.pool.give_back(&seq.held());
+        self.give_back(&seq);
         seq.reset();
         self.counts.preemptions += 1;
         self.waiting.push_front(seq);
@@ -357,31 +387,29 @@ impl Scheduler {
         is_uneven(own, most).then_some(at)
     }
 
-    /// Whether the sequence's prefix may come from the prefix cache.
-    fn takes_prefix(&self, seq: &Seq) -> bool {
-        self.limits.prefixes && !seq.all_logits
-    }
-
     /// Whether another running sequence is computing a page that this sequence needs.
     fn will_be_cached(&self, seq: &Seq) -> bool {
         if seq.cross.is_some() && self.running.iter().any(|r| r.will_encode() && r.input() == seq.input()) {
             return true;
         }
-        if !self.takes_prefix(seq) {
+        if seq.all_logits {
             return false;
         }
         let page = self.pool.page_len();
         let have = self.pool.find(seq.root, seq.usable(page)).blocks.len() * page;
         self.running.iter().filter(|r| r.root == seq.root && r.computed < r.prompt_len).any(|r| {
-            let shared = r.usable(page).iter().zip(seq.usable(page)).take_while(|(a, b)| a == b).count();
-            shared / page * page > have
+            let shared = r.shared_with(seq, page);
+            match self.pool.has_states() {
+                true => r.snapshots.iter().any(|at| (have + 1..=shared).contains(at)),
+                false => shared > have,
+            }
         })
     }
 
     /// Moves waiting sequence `i` to the running ones and allocates its pages, if there are enough.
     fn start(&mut self, i: usize) -> bool {
         let (page, seq) = (self.pool.page_len(), &self.waiting[i]);
-        let takes_prefix = self.takes_prefix(seq);
+        let takes_prefix = !seq.all_logits;
         let prefix = match takes_prefix {
             true => self.pool.find(seq.root, seq.usable(page)),
             false => Default::default(),
@@ -399,16 +427,19 @@ impl Scheduler {
         if need > self.pool.available() {
             return false;
         }
-        let is_free = |place: &SlotId| self.running.iter().all(|s| s.slot != *place);
-        let Some(place) = (0..self.limits.slots as u32).map(SlotId).find(is_free) else { return false };
         let Some(mut seq) = self.waiting.remove(i) else { return false };
-        seq.slot = place;
         prefix.blocks.iter().chain(&encoded).for_each(|b| self.pool.lend(*b));
+        prefix.state.iter().for_each(|row| self.pool.lend_state(*row));
+        seq.state = prefix.state;
         seq.computed = prefix.blocks.len() * page;
         seq.published = prefix.blocks.len();
         seq.after = prefix.end.unwrap_or(seq.root);
         seq.blocks = prefix.blocks;
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
+        if self.pool.has_states() {
+            seq.plan_snapshots(prefix.published * page, page);
+            self.waiting.iter().for_each(|other| seq.snapshot_for(other, page));
+        }
         if let Some(cross) = &mut seq.cross {
             cross.encoded = fresh_cross == 0;
             cross.blocks = encoded;
@@ -429,7 +460,7 @@ impl Scheduler {
     /// budget otherwise. Sequences that need all logits additionally share the smaller `all_logits` budget. Of those
     /// whose input is not encoded yet only the first gets any.
     fn shares(&self) -> Vec<usize> {
-        let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
+        let most = |s: &Seq| if s.all_logits { s.ahead().min(self.limits.all_logits) } else { s.ahead() };
         let mut shares: Vec<usize> = self.running.iter().map(|s| usize::from(s.decodes())).collect();
         let decoding = shares.iter().sum::<usize>();
         let mut budget = if decoding > 0 { self.limits.decode_budget } else { self.limits.budget } - decoding;
@@ -444,7 +475,7 @@ impl Scheduler {
         let mut scored_left = prefilling.iter().filter(|i| self.running[**i].all_logits).count();
         for i in prefilling {
             let seq = &self.running[i];
-            shares[i] = seq.left().min(budget.div_ceil(left));
+            shares[i] = seq.ahead().min(budget.div_ceil(left));
             if seq.all_logits {
                 shares[i] = shares[i].min(scored_budget.div_ceil(scored_left));
                 scored_budget -= shares[i];
@@ -456,43 +487,81 @@ impl Scheduler {
         shares
     }
 
-    /// Records a finished step: its tokens are computed; `sampled` has the next token of each part that samples one.
-    pub fn commit(&mut self, batch: &Batch, sampled: &[(SeqId, u32)]) -> Vec<Progress> {
-        batch.parts.iter().for_each(|part| self.computed(part));
-        let mut progress = Vec::new();
-        for part in &batch.parts {
-            // A sequence dropped in the meantime is no longer here.
-            let Some(seq) = self.running.iter_mut().find(|s| s.id == part.id) else { continue };
-            let token = sampled.iter().find(|(id, _)| *id == part.id).map(|(_, token)| *token);
-            seq.tokens.extend(token);
-            let full = seq.tokens.len() >= seq.most && (token.is_some() || seq.left() == 0);
-            if token.is_some() || full {
-                progress.push(Progress { id: part.id, token, full });
+    /// Drafts tokens, in steps in which all sequences decode. With `n` of them a step takes 1 + (n - 1) r, where r is
+    /// the cost of one more token; so a token is worth the n-th part of that, and a draft pays if it is right with a
+    /// probability of more than n r / (1 + (n - 1) r).
+    fn draft(&mut self, shares: &[usize]) {
+        // A recurrent state cannot be taken back to the last token that was right.
+        let Some(cost) = self.limits.draft_cost.filter(|_| !self.pool.has_states()) else { return };
+        let count = self.running.len();
+        let only_decoding = self.running.iter().zip(shares).all(|(seq, rows)| seq.decodes() && *rows == 1);
+        let n = count as f32;
+        let probability = n * cost / (1.0 + (n - 1.0) * cost);
+        let mut budget = self.limits.decode_budget.saturating_sub(count);
+        // Pages are left for the next tokens of all.
+        let mut pages = self.pool.available().saturating_sub(count);
+        for seq in &mut self.running {
+            seq.drafted = 0;
+            if !seq.decodes() {
+                continue;
             }
-            if full {
-                self.drop_seq(part.id);
-            }
+            let room = if only_decoding { budget } else { 0 };
+            let drafted = seq.draft(probability, room, self.pool.page_len(), &mut pages);
+            let need = (seq.tokens.len() + drafted).div_ceil(self.pool.page_len());
+            seq.blocks.extend((seq.blocks.len()..need).map_while(|_| self.pool.take()));
+            budget -= drafted;
+            self.counts.drafted += drafted as u64;
         }
-        progress
     }
 
-    /// Publishes the pages that a part has filled.
-    fn computed(&mut self, part: &BatchPart) {
-        let page = self.pool.page_len();
-        let Some(seq) = self.running.iter_mut().find(|s| s.id == part.id) else { return };
-        seq.computed = part.start + part.tokens.len();
+    /// Records a finished step: its tokens are computed. `sampled` has the next tokens of each part: none, or one, and one
+    /// more for each token of its draft that was right. Returns for each part whether its sequence has reached its maximum
+    /// length and is no longer in the scheduler.
+    pub fn commit(&mut self, batch: &Batch, sampled: &[Vec<u32>]) -> Vec<bool> {
+        // Parts are in the order of the running sequences, so the next one is found at once.
+        let mut next = 0;
+        let mut commit_one = |(part, tokens): (&BatchPart, &Vec<u32>)| {
+            let mut places = (next..self.running.len()).chain(0..next.min(self.running.len()));
+            // A sequence dropped in the meantime is no longer here.
+            let Some(at) = places.find(|i| self.running[*i].id == part.id) else { return false };
+            self.computed(at, part, tokens);
+            let seq = &self.running[at];
+            let full = seq.tokens.len() >= seq.most && (!tokens.is_empty() || seq.left() == 0);
+            if full {
+                self.end(at);
+            }
+            next = at + usize::from(!full);
+            full
+        };
+        batch.parts.iter().zip(sampled).map(&mut commit_one).collect()
+    }
+
+    /// Adds the sampled tokens to a part's sequence, and publishes the pages that the part has filled.
+    fn computed(&mut self, at: usize, part: &BatchPart, sampled: &[u32]) {
+        let (page, seq) = (self.pool.page_len(), &mut self.running[at]);
+        let accepted = sampled.len().saturating_sub(1).min(part.drafted);
+        self.counts.accepted += accepted as u64;
+        seq.computed = part.start + part.tokens.len() - part.drafted + accepted;
+        seq.extend(sampled);
+        if let Some(next) = seq.next_state.take()
+            && let Some(read) = seq.state.replace(next)
+        {
+            self.pool.give_back_state(read);
+        }
         if let Some(CrossKv { output, blocks, encoded }) = seq.cross.as_mut().filter(|cross| !cross.encoded) {
             self.pool.publish_input(&output.input, blocks);
             *encoded = true;
         }
-        if !self.limits.prefixes {
-            return;
-        }
+        let mut last = None;
         while (seq.published + 1) * page <= seq.computed {
             let at = seq.published * page;
             let (block, tokens) = (seq.blocks[seq.published], &seq.tokens[at..at + page]);
-            seq.after = self.pool.publish(block, seq.after, tokens);
+            let published = self.pool.publish(block, seq.after, tokens);
+            (seq.after, last) = (published.chain, Some(published.block));
             seq.published += 1;
+        }
+        if let Some((block, row)) = last.zip(seq.state).filter(|_| seq.computed.is_multiple_of(page)) {
+            seq.snapshot(block, row, &mut self.pool);
         }
     }
 }

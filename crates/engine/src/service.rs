@@ -7,9 +7,9 @@
 use std::fmt::Debug;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -47,8 +47,6 @@ pub struct Shared<I, S> {
     /// Counts of steps.
     pub steps: StepCounts,
     admission: Arc<Admission>,
-    /// The service's thread, if [`spawn`] started one.
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Handle of a service that takes commands `C`. Clones refer to the same service.
@@ -78,7 +76,6 @@ impl<C, I, S: Default> Handle<C, I, S> {
             stats: S::default(),
             steps: StepCounts::default(),
             admission: Arc::default(),
-            thread: Mutex::default(),
         });
         (Handle { messages, shared: shared.clone() }, receiver, Guard(shared))
     }
@@ -125,15 +122,6 @@ impl<C, I, S> Handle<C, I, S> {
         self.shared.admission.drain();
         // The service may have ended already.
         let _ = self.messages.send(Message::Drain { within });
-    }
-
-    /// Ends the service at once; running requests fail. Returns once its device has been freed: some drivers misbehave
-    /// if the process exits with a device in use.
-    pub fn close(&self) {
-        self.drain(Duration::ZERO);
-        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A panic was reported where it happened.
-        let _ = thread.map(JoinHandle::join);
     }
 
     /// Failure for requests that will not be served.
@@ -205,6 +193,8 @@ pub(crate) trait Worker {
 
 /// Handle of a worker's service.
 pub(crate) type HandleOf<W> = Handle<<W as Worker>::Command, <W as Worker>::Info, <W as Worker>::Stats>;
+/// Owner of a worker's service.
+pub(crate) type RunningOf<W> = Running<<W as Worker>::Command, <W as Worker>::Info, <W as Worker>::Stats>;
 /// State shared by a worker and the handles of its service.
 pub(crate) type SharedOf<W> = Arc<Shared<<W as Worker>::Info, <W as Worker>::Stats>>;
 
@@ -278,15 +268,54 @@ impl<W: Worker> Service<W> {
     }
 }
 
+/// Owner of a service's thread; ends the service on drop.
+pub struct Running<C, I, S> {
+    handle: Handle<C, I, S>,
+    /// `None` once the service has been closed.
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<C, I, S> Running<C, I, S> {
+    /// Ends the service at once; running requests fail. Returns once its device has been freed: a program that leaves
+    /// `main` while another thread is in a driver may crash in the driver's exit handlers.
+    pub fn close(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.handle.drain(Duration::ZERO);
+            // A panic was reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<C, I, S> Deref for Running<C, I, S> {
+    type Target = Handle<C, I, S>;
+
+    fn deref(&self) -> &Handle<C, I, S> {
+        &self.handle
+    }
+}
+
+impl<C, I, S> Drop for Running<C, I, S> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<C, I: Debug, S: Debug> Debug for Running<C, I, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Running").field(&self.handle).finish()
+    }
+}
+
 /// Starts a service on its own thread, called `name`. `load` is called there because a device belongs to one thread, and
-/// `worker` makes what it returns into a worker. Returns once that is done or has failed. Meanwhile `info` runs on the
-/// calling thread; if both fail, its error is returned.
+/// `worker` makes what it returns into a worker. Returns once that is done, or has failed and the device has been freed.
+/// Meanwhile `info` runs on the calling thread; if both fail, its error is returned.
 pub(crate) fn spawn<W, L, E>(
     name: &str,
     info: impl FnOnce() -> Result<W::Info, E>,
     load: impl FnOnce() -> Result<L, E> + Send + 'static,
     worker: impl FnOnce(L, SharedOf<W>) -> W + Send + 'static,
-) -> Result<HandleOf<W>, E>
+) -> Result<RunningOf<W>, E>
 where
     W: Worker<Command: Send, Info: Send + Sync, Stats: Send + Sync> + 'static,
     E: From<std::io::Error> + Send + 'static,
@@ -310,12 +339,19 @@ where
     let info = info();
     let gone = || std::io::Error::other("the model's thread ended while the model was loaded").into();
     let loaded = when_loaded.recv().unwrap_or_else(|_| Err(gone()));
-    let info = info?;
-    loaded?;
-    found_out.send(info).map_err(|_| gone())?;
-    let handle: HandleOf<W> = when_begun.recv().map_err(|_| gone())?;
-    *handle.shared.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-    Ok(handle)
+    let begun = info.and_then(|info| {
+        loaded?;
+        found_out.send(info).map_err(|_| gone())?;
+        when_begun.recv().map_err(|_| gone())
+    });
+    match begun {
+        Ok(handle) => Ok(Running { handle, thread: Some(thread) }),
+        Err(why) => {
+            drop(found_out);
+            let _ = thread.join();
+            Err(why)
+        }
+    }
 }
 
 /// The device is lost, and why.

@@ -9,7 +9,7 @@ use tallow_core::{Backend, Error};
 
 use crate::block_pool::BlockId;
 use crate::runner::Runner;
-use crate::scheduler::{Batch, BatchPart, Limits, SeqId, SlotId, Wanted};
+use crate::scheduler::{Batch, BatchPart, Limits, SeqId, Wanted};
 
 /// Target time of a step with decoding sequences: five tokens a second are about reading speed.
 pub const STEP: Duration = Duration::from_millis(200);
@@ -21,6 +21,12 @@ const SIZES: [usize; 4] = [8, 8, 32, 128];
 const ALL: Duration = Duration::from_millis(500);
 /// Maximum start position of the timed tokens: later positions attend to more tokens and take longer.
 const DEEP: usize = 2048;
+
+/// Tokens of the larger step that is timed for drafts, and the number of such steps.
+const DRAFT: usize = 5;
+const DRAFT_ROUNDS: usize = 2;
+/// Drafts that would only just pay are not made: measured and learned figures are a little off.
+const DRAFT_MARGIN: f32 = 1.25;
 
 /// Tokens in a step, and how long it took.
 pub type Timing = (usize, Duration);
@@ -53,18 +59,55 @@ pub fn time<B: Backend>(runner: &Runner<B>, limits: &Limits, page_len: usize) ->
         if begun.elapsed() + next > ALL {
             break;
         }
-        let blocks = (0..(start + tokens).div_ceil(page_len) as u32).map(BlockId).collect();
-        let (id, slot, logits) = (SeqId(0), SlotId(0), Wanted::Last);
-        let part =
-            BatchPart { id, tokens: vec![0; tokens], start, blocks, slot, logits, lora: None, cross: None };
-        let now = Instant::now();
-        runner.logits(&Batch { parts: vec![part] })?;
-        runner.backend().sync()?;
-        let took = now.elapsed();
+        let took = time_one(runner, start, tokens, Wanted::Last, page_len)?;
         timings.retain(|(before, _)| *before != tokens);
         timings.push((tokens, took));
     }
     Ok(timings)
+}
+
+/// Times a step of a sequence.
+fn time_one<B: Backend>(
+    runner: &Runner<B>,
+    start: usize,
+    tokens: usize,
+    logits: Wanted,
+    page_len: usize,
+) -> Result<Duration, Error> {
+    let blocks = (0..(start + tokens).div_ceil(page_len) as u32).map(BlockId).collect();
+    let (id, tokens, drafted, state) = (SeqId(0), vec![0; tokens], 0, runner.states_of(0, 0));
+    let part = BatchPart { id, tokens, drafted, start, blocks, state, logits, lora: None, cross: None };
+    let now = Instant::now();
+    runner.logits(&Batch { parts: vec![part] })?;
+    runner.backend().sync()?;
+    Ok(now.elapsed())
+}
+
+/// Cost of one more token in a step, with its logits, as a share of the cost of a step with one token, rounded up: by the
+/// least times of a few steps on an unused cache. `None` if a step cannot have as many tokens.
+pub fn draft_cost<B: Backend>(
+    runner: &Runner<B>,
+    limits: &Limits,
+    page_len: usize,
+) -> Result<Option<f32>, Error> {
+    let start = (limits.context / 4).min(DEEP / 4);
+    if limits.context < start + DRAFT || limits.decode_budget < DRAFT {
+        return Ok(None);
+    }
+    let mut least = [Duration::MAX; 2];
+    let begun = Instant::now();
+    for round in 0..DRAFT_ROUNDS {
+        if round > 0 && begun.elapsed() > ALL {
+            break;
+        }
+        for (least, tokens) in least.iter_mut().zip([1, DRAFT]) {
+            let took = time_one(runner, start, tokens, Wanted::All { last: true }, page_len)?;
+            *least = took.min(*least);
+        }
+    }
+    let [one, more] = least.map(|took| took.as_secs_f32());
+    let cost = (more - one) / (DRAFT - 1) as f32 / one;
+    Ok(Some((DRAFT_MARGIN * cost).clamp(0.01, 1.0)))
 }
 
 #[cfg(test)]

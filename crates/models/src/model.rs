@@ -194,8 +194,8 @@ impl Model {
             Settings::Gguf(meta) => ChatTemplates::from_gguf(meta, tokenizer),
             Settings::Hf(_) => {
                 const CONFIG: &str = "tokenizer_config.json";
-                let config = self.checkpoint.json_beside(CONFIG)?.unwrap_or_default();
-                let jinja = self.checkpoint.text_beside("chat_template.jinja", MOST_SOURCE)?;
+                let config = self.checkpoint.json_file(CONFIG)?.unwrap_or_default();
+                let jinja = self.checkpoint.text_file("chat_template.jinja", MOST_SOURCE)?;
                 ChatTemplates::from_config(&self.checkpoint.path.join(CONFIG), &config, jinja.as_deref())
             }
         }

@@ -357,6 +357,8 @@ fn engine(page: &mut Page, handle: &EngineHandle) {
         ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", &stats.prefix_queries),
         ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", &stats.prefix_hits),
         ("vllm:num_preemptions", "Sequences that were preempted.", &stats.preemptions),
+        ("vllm:spec_decode_num_draft_tokens", "Tokens computed as drafts.", &stats.drafted),
+        ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that sampling chose.", &stats.accepted),
         ("vllm:steps", "Steps run.", &steps.run),
         ("vllm:failed_steps", "Steps that failed.", &steps.failed),
         ("vllm:page_faults", "Failed consistency checks of the KV cache's pages.", &stats.page_faults),

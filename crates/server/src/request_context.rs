@@ -48,7 +48,7 @@ fn client(connection: &ConnectionSlot, headers: &HeaderMap, has_keys: bool) -> C
 }
 
 impl Unread for RequestContext {
-    fn told(&self, bytes: usize) -> bool {
+    fn add(&self, bytes: usize) -> bool {
         self.claim.add_unread(bytes)
     }
 }

@@ -94,12 +94,16 @@ pub fn minilm() -> Option<PathBuf> {
 
 /// Something that a test cannot do without. Where it is absent, says so and lets the test skip; fails in CI.
 pub fn needed<T>(what: &str, found: Option<T>) -> Option<T> {
-    let ci = std::env::var_os("CI").is_some_and(|v| !v.is_empty() && v != "false");
-    assert!(found.is_some() || !ci, "CI needs {what}");
+    assert!(found.is_some() || !ci(), "CI needs {what}");
     if found.is_none() {
         eprintln!("skipped: there is no {what}");
     }
     found
+}
+
+/// Whether the tests run in CI. Slow tests take all their cases there, and some elsewhere.
+pub fn ci() -> bool {
+    std::env::var_os("CI").is_some_and(|v| !v.is_empty() && v != "false")
 }
 
 /// Are tests that go through many cases to go through all of them, and not through some?

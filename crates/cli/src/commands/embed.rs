@@ -4,11 +4,12 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use tallow_engine::embedder::{EmbedderHandle, RunningEmbedder};
 use tallow_models::encoder::{EncoderModel, Image, Input, Item, Truncation, relevance, shortened};
 
 use super::{print, text_or_stdin};
 use crate::args::{Classify, Embed, Rerank};
-use crate::encoder::{self, Placement, Running};
+use crate::encoder::{self, Placement};
 use crate::load;
 use crate::model_name::short_name;
 use crate::notice::Notice;
@@ -50,7 +51,7 @@ pub(crate) fn embed(args: &Embed, sources: &Sources) -> Result<(), Failed> {
 /// Calls `to` with index, number of tokens and vector of each text, and then of each image.
 fn each_vector(
     args: &Embed,
-    handle: &Running,
+    handle: &EmbedderHandle,
     texts: &[String],
     mut to: impl FnMut(usize, usize, Vec<f32>) -> Result<(), Failed>,
 ) -> Result<(), Failed> {
@@ -78,7 +79,7 @@ fn each_vector(
     Ok(())
 }
 
-fn image(handle: &Running, file: &Path) -> Result<Image, Failed> {
+fn image(handle: &EmbedderHandle, file: &Path) -> Result<Image, Failed> {
     let named = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", file.display()));
     let size = std::fs::metadata(file).map_err(|e| named(&unreadable(&e)))?.len();
     if size > MAX_BYTES {
@@ -194,12 +195,12 @@ fn start(
     name: &str,
     device: &DeviceArgs,
     sources: &Sources,
-) -> Result<Running, Failed> {
+) -> Result<RunningEmbedder, Failed> {
     let placement = Placement::new(sources, device)?;
     encoder::start(model, placement, vec![short_name(name)], 1, &Notice::show_passed_over)
 }
 
-fn answered(handle: &Running, inputs: Vec<impl Into<Item>>) -> Result<Vec<Vec<f32>>, Failed> {
+fn answered(handle: &EmbedderHandle, inputs: Vec<impl Into<Item>>) -> Result<Vec<Vec<f32>>, Failed> {
     let answer = handle.submit(inputs)?.blocking_recv();
     Ok(answer.map_err(|_| Failed::new("the embedder has ended"))??)
 }

@@ -129,8 +129,11 @@ fn once(mut talk: Talk, prompt: &prompt::Prompt, args: &Run) -> Result<(), Faile
                 terminal::tell(&terminal::dim(&speed(&done)));
             }
         }
-        // Exit status of a program that SIGINT has ended (128 + 2).
-        Answered::Stopped => std::process::exit(130),
+        Answered::Stopped => {
+            drop(talk);
+            // Exit status of a program that SIGINT has ended (128 + 2).
+            std::process::exit(130)
+        }
     }
     print("")
 }

@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use tallow_engine::embedder::RunningEmbedder;
+use tallow_engine::handle::RunningEngine;
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::seq2seq::Seq2SeqModel;
@@ -12,13 +14,13 @@ use tallow_text::generation::Generation;
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::Serve;
-use crate::encoder::{self, Placement, Running};
+use crate::encoder::{self, Placement};
 use crate::load;
 use crate::lora::{self, Lora};
 use crate::model_name::{DEMO, short_name};
 use crate::notice::Notice;
 use crate::settings::{Defaults, SampleArgs, Sources, resolve};
-use crate::signal::Signals;
+use crate::signal::{Signals, exit_now};
 use crate::{Failed, build, descriptors, env, log, memory, seq2seq, terminal};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
@@ -137,7 +139,7 @@ fn start_encoder(
     name: &str,
     args: &Serve,
     sources: &Sources,
-) -> Result<Running, Failed> {
+) -> Result<RunningEmbedder, Failed> {
     let engine = &args.engine;
     if args.sampling != SampleArgs::default() || engine.context.is_some() || engine.kv.is_some() {
         let why = "the model is an encoder and writes no text: --context, --kv and how tokens are chosen are not for it";
@@ -160,7 +162,7 @@ fn start_seq2seq(
     name: &str,
     args: &Serve,
     sources: &Sources,
-) -> Result<(seq2seq::Running, ServedSpeech), Failed> {
+) -> Result<(RunningEngine, ServedSpeech), Failed> {
     if !model.takes_audio() {
         return Err(Failed::new(
             "the model reads all of a text before it writes, which is not served: use `tallow run`",
@@ -256,6 +258,6 @@ async fn stop(drain: u64, mut signals: Signals) {
         let how = signals.next().await;
         tracing::warn!("{how} again: stopping at once");
         log::finish();
-        std::process::exit(130);
+        exit_now(130)
     });
 }

@@ -9,6 +9,7 @@
 use clap::Args;
 use tallow_models::recipe::Recipe;
 
+use super::Speculative;
 use super::sources::{Seed, reason};
 use crate::devices::{Arithmetic, DeviceChoice};
 
@@ -60,6 +61,12 @@ pub(crate) struct EngineArgs {
     /// Prompts are computed (prefilled) in steps of this many tokens. A server takes fewer while it decodes answers.
     #[arg(short = 'b', long, value_name = "TOKENS", aliases = BATCH)]
     pub batch: Option<usize>,
+    /// Speculative decoding: auto (n-grams) or off [default: auto]
+    ///
+    /// Tokens that followed the same tokens before are guessed and computed along with the next one, where that is faster
+    /// by the measured cost of a step. The answers are the same.
+    #[arg(long, value_name = "HOW", aliases = ["spec-type"])]
+    pub speculative: Option<Speculative>,
     /// Quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …
     ///
     /// Weights that are quantized already are left alone.

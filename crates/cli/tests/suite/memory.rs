@@ -53,7 +53,7 @@ fn loading_an_8_bit_file_takes_its_size_and_a_tenth() {
 /// The same if a single weight makes up nearly all of the file.
 #[test]
 fn nor_does_one_large_weight_take_more() {
-    check(Written { dim: 2048, ffn: 1024, vocab: 1 << 17, ..Written::SMALL });
+    check(Written { dim: 4096, ffn: 1024, vocab: 1 << 17, ..Written::SMALL });
 }
 
 /// The same for plain floats, which are also scanned for NaN.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Home, gpu};
 use serde_json::{Value, json};
+use tallow_support::golden;
 
 /// A server under test; it is killed if the test does not stop it.
 struct Server {
@@ -192,6 +193,29 @@ fn a_shared_prefix_is_computed_once() {
         8 * tokens
     );
     assert!(fresh < 2 * tokens, "{fresh} tokens were computed, and {tokens} would do");
+}
+
+/// A model with recurrent state goes on from a snapshot of it, and answers as if it had computed the whole prompt: a salt
+/// of its own keeps a request from all that others have computed.
+#[test]
+fn a_recurrent_model_goes_on_from_its_state() {
+    let home = Home::new();
+    let model = golden("gguf-models/qwen3.5-bf16.gguf");
+    let command = home.command(&["serve", model.to_str().unwrap(), "--port", "0"]);
+    let server = Server::of(home, command);
+    let ask = |prompt: &[u32], more: Value| {
+        let mut body = json!({ "prompt": prompt, "max_tokens": 20, "temperature": 0, "ignore_eos": true });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        whole(server.complete(&body))
+    };
+    let cached = |v: &Value| v["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let prompt: Vec<u32> = (0..100).map(|i| 4 + i * 7 % 80).collect();
+    for (tokens, from_cache) in [(50, 0), (50, 48), (90, 48), (100, 80)] {
+        let warm = ask(&prompt[..tokens], json!({}));
+        assert_eq!(cached(&warm), from_cache, "of {tokens} tokens");
+        let cold = ask(&prompt[..tokens], json!({ "cache_salt": format!("{tokens}, {from_cache}") }));
+        assert_eq!((cached(&cold), &cold["choices"]), (0, &warm["choices"]));
+    }
 }
 
 /// Eight concurrent clients on a GPU get what each gets alone on the CPU.

@@ -155,7 +155,7 @@ pub fn qkv_prep<B: Backend>(b: &B, op: &QkvPrep<'_, B>) -> Result<Tensor<B>> {
 /// summed.
 pub fn causal_conv<B: Backend>(b: &B, op: &CausalConv<'_, B>) -> Result<Tensor<B>> {
     let (kernel, cols) = (op.weight.rows(), op.x.cols());
-    let (before, host) = (kernel - 1, &op.plan.host);
+    let (before, host) = (kernel - 1, op.plan.host());
     let y = b.alloc(DType::F32, op.x.rows(), cols)?; // [tokens, columns]
     let mut first = 0;
     for (span, state) in host.spans.iter().zip(&host.states) {

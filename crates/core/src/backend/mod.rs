@@ -143,21 +143,33 @@ macro_rules! dispatch {
     };
 }
 
+/// Calls a macro with the required ops and their methods, but for those where a step begins and ends (`embed`, `topk`).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! required_ops {
+    ($($then:tt)*) => {
+        $($then)*! {
+            Copy => copy,
+            Normalize => normalize,
+            Matmul => matmul,
+            Dequant => dequant,
+            Rope => rope,
+            KvWrite => kv_write,
+            Attend => attend,
+            Activate => activate,
+            Eltwise => eltwise,
+            IndexRows => index_rows,
+            PermuteCols => permute_cols,
+            Route => route,
+            GatedDelta => gated_delta,
+        }
+    };
+}
+
+required_ops!(dispatch);
+
 dispatch! {
-    Copy => copy,
     Embed => embed,
-    Normalize => normalize,
-    Matmul => matmul,
-    Dequant => dequant,
-    Rope => rope,
-    KvWrite => kv_write,
-    Attend => attend,
-    Activate => activate,
-    Eltwise => eltwise,
-    IndexRows => index_rows,
-    PermuteCols => permute_cols,
-    Route => route,
-    GatedDelta => gated_delta,
     TopK => topk,
     Linear => linear,
     LinearMany => linear_many,

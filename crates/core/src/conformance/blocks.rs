@@ -67,41 +67,58 @@ fn linear_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    for (rows, gated, act, scale) in [
-        (1, true, Activation::Silu, 1.0),
-        (5, true, Activation::GeluTanh, 0.5),
-        (19, false, Activation::Gelu, 1.0),
-        (4, true, Activation::Clamped, 1.0),
+    let mixed = [Format::Q8_0, Format::F16];
+    for (rows, act, ups, scale) in [
+        (1, Activation::Silu, &mixed[..], 1.0),
+        (5, Activation::GeluTanh, &mixed, 0.5),
+        (19, Activation::Gelu, &mixed[..1], 1.0),
+        (4, Activation::Clamped, &mixed, 1.0),
     ] {
-        let (x, residual) = (Host::random(1, rows, 96), Host::random(2, rows, 96));
-        let (weight, by_norm) = norm(t, 96)?;
-        let (gate, gate_host) = t.weight(3, Format::Q8_0, 64, 96)?;
-        let (up, up_host) = t.weight(4, Format::F16, 64, 96)?;
-        let (down, down_host) = t.weight(5, Format::Q4_0, 96, 64)?;
-        let mut ups = vec![LinearWeights::new(gate, None)];
-        ups.extend(gated.then_some(LinearWeights::new(up, None)));
-        let down = LinearWeights::new(down, None);
-        let input = normed(&x, &weight);
-        let (g, u) = (
-            product(&t.rounded(Format::Q8_0, &input), &gate_host),
-            product(&t.rounded(Format::F16, &input), &up_host),
-        );
-        let bent = g
-            .data
-            .iter()
-            .zip(&u.data)
-            .map(|((g, _), (u, _))| activate(act, *g) * if gated { held(act, *u) } else { 1.0 });
-        let bent = t.rounded(Format::Q4_0, &Host { data: bent.map(|y| y as f32).collect(), rows, cols: 64 });
-        let want =
-            Product { x: &bent, w: &down_host, bias: None, scale, softcap: None, residual: Some(&residual) };
-        let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
-        let epilogue = Epilogue { scale, ..Epilogue::add_to(&rs) };
-        let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, epilogue, adapters: &[] };
-        let got = t.b.run(op()).map_err(text)?;
-        t.near((rows, gated, act), &got, &chained(t, want.get()))?;
-        t.like_default((rows, gated, act, "default"), &got, compose::ffn(t.b, &op()))?;
+        ffn_of(t, rows, 96, act, ups, scale)?;
     }
-    Ok(())
+    Activation::ALL.into_iter().try_for_each(|act| ffn_of(t, 2, 96, act, &mixed, 1.0))?;
+    t.suite.formats.iter().try_for_each(|format| ffn_of(t, 2, 256, Activation::Silu, &[*format; 2], 1.0))
+}
+
+/// A block with weights of one or two formats before the activation.
+fn ffn_of<B: Backend>(
+    t: &Bench<'_, B>,
+    rows: usize,
+    dim: usize,
+    act: Activation,
+    formats: &[Format],
+    scale: f32,
+) -> Outcome {
+    let (x, residual) = (Host::random(1, rows, dim), Host::random(2, rows, dim));
+    let (weight, by_norm) = norm(t, dim)?;
+    let input = normed(&x, &weight);
+    let (mut ups, mut products) = (Vec::new(), Vec::new());
+    for (format, seed) in formats.iter().zip(3..) {
+        let (weight, host) = t.weight(seed, *format, 64, dim)?;
+        ups.push(LinearWeights::new(weight, None));
+        products.push(product(&t.rounded(*format, &input), &host));
+    }
+    let (down, down_host) = t.weight(5, Format::Q4_0, dim, 64)?;
+    let down = LinearWeights::new(down, None);
+    let activated = products[0].data.iter().enumerate().map(|(i, (gate, _))| {
+        let up = products.get(1).map_or(1.0, |up| held(act, up.data[i].0));
+        (activate(act, *gate) * up) as f32
+    });
+    let activated = Host { data: activated.collect(), rows, cols: 64 };
+    let want = Product {
+        x: &t.rounded(Format::Q4_0, &activated),
+        w: &down_host,
+        bias: None,
+        scale,
+        softcap: None,
+        residual: Some(&residual),
+    };
+    let (xs, rs) = (t.strided(&x)?, t.up(&residual)?);
+    let epilogue = Epilogue { scale, ..Epilogue::add_to(&rs) };
+    let op = || Ffn { x: &xs, norm: Some(&by_norm), up: &ups, act, down: &down, epilogue, adapters: &[] };
+    let got = t.b.run(op()).map_err(text)?;
+    t.near((rows, formats, act), &got, &chained(t, want.get()))?;
+    t.like_default((rows, formats, act, "default"), &got, compose::ffn(t.b, &op()))
 }
 
 /// Experts with weights of mixed formats, and the dequantized gate, up and down of each.
@@ -141,10 +158,11 @@ impl<B: Backend> Mixture<B> {
     fn expert(&self, t: &Bench<'_, B>, e: usize, x: &Host, act: Activation) -> Bounded {
         let [gate, up, down] = &self.hosts[e];
         let (g, u) = (product(&t.rounded(Format::Q8_0, x), gate), product(&t.rounded(Format::F16, x), up));
-        let bent =
+        let activated =
             g.data.iter().zip(&u.data).map(|((g, _), (u, _))| (activate(act, *g) * held(act, *u)) as f32);
-        let bent = t.rounded(Format::Q4_0, &Host { data: bent.collect(), rows: x.rows, cols: Self::WIDTH });
-        product(&bent, down)
+        let activated =
+            t.rounded(Format::Q4_0, &Host { data: activated.collect(), rows: x.rows, cols: Self::WIDTH });
+        product(&activated, down)
     }
 }
 
@@ -300,14 +318,14 @@ fn act_order<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     };
     same("ffn", ffn(&x, &other), ffn(&picked, &plain))?;
 
-    let bent =
+    let activated =
         t.b.run(Activate { gate: &many(&x, &plain.up[..1]).map_err(text)?, up: None, act }).map_err(text)?;
-    let turned = t.b.run(PermuteCols { x: &bent, indices: &at_down }).map_err(text)?;
+    let permuted = t.b.run(PermuteCols { x: &activated, indices: &at_down }).map_err(text)?;
     let by_down = block(None, Some(&at_down))?;
     let ungated = |e: &Expert<B>| {
         t.b.run(Ffn { x: &x, norm: None, up: &e.up[..1], act, down: &e.down, epilogue, adapters: &[] })
     };
-    same("down", ungated(&by_down), linear(&turned, &plain.down))?;
+    same("down", ungated(&by_down), linear(&permuted, &plain.down))?;
 
     let weights = t.up(&Host::random(6, rows, 1).map(f32::abs))?;
     let moe = |x, e| {

@@ -43,6 +43,10 @@ fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (from, to) = (Host::random(1, 5, 7), Host::random(2, 5, 7));
     let (a, b) = (t.up(&from)?, t.up(&to)?);
     t.b.run(Copy { from: &a.col_range(1..4), to: &b.col_range(2..5) }).map_err(text)?;
+    let pages = t.b.upload(&[1u8, 2, 3, 4, 5, 6], 3, 2).map_err(text)?;
+    t.b.run(Copy { from: &pages.row_range(2..3), to: &pages.row_range(0..1) }).map_err(text)?;
+    let halves = t.b.upload(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0].map(f16::from_f32), 2, 3).map_err(text)?;
+    t.b.run(Copy { from: &halves.col_range(0..1), to: &halves.col_range(2..3) }).map_err(text)?;
     if !t.suite.values {
         return Ok(());
     }
@@ -51,8 +55,8 @@ fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         want.row_mut(r)[2..5].copy_from_slice(&from.row(r)[1..4]);
     }
     ensure(t.down::<f32>(&b)? == want.data, || "columns were not copied as they should".into())?;
-    let pages = t.b.upload(&[1u8, 2, 3, 4, 5, 6], 3, 2).map_err(text)?;
-    t.b.run(Copy { from: &pages.row_range(2..3), to: &pages.row_range(0..1) }).map_err(text)?;
+    let want = [1.0, 2.0, 1.0, 4.0, 5.0, 4.0].map(f16::from_f32);
+    ensure(t.down::<f16>(&halves)? == want, || "a column was not copied as it should".into())?;
     ensure(t.down::<u8>(&pages)? == [5, 6, 3, 4, 5, 6], || "a row was not copied as it should".into())
 }
 
@@ -86,14 +90,15 @@ fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     states(t)
 }
 
-/// Recurrent states that are missing, out of range, or shared by two sequences.
+/// Recurrent states that are missing, out of range, or written for one sequence and used by another. Two sequences may
+/// read the same one.
 fn states<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let plan = |states: &[(u32, u32)]| {
-        let spans = vec![Span { rows: 1, start: 0, pages: vec![0] }; 2];
+        let spans = vec![Span { rows: 1, start: 1, pages: vec![0] }; 2];
         let states = states.iter().map(|(from, to)| StateRows { from: *from, to: *to }).collect();
         StepPlan::new(t.b, Step { tokens: vec![0; 2], spans, states, outputs: Vec::new(), page_len: 4 })
     };
-    for states in [&[(0, 1)][..], &[(0, 1), (2, 1)], &[(0, 0), (1, 2)]] {
+    for states in [&[(0, 1)][..], &[(0, 1), (2, 1)], &[(0, 0), (1, 2)], &[(0, 1), (1, 2)]] {
         let made = plan(states);
         let made = made.map(|_| ());
         ensure(matches!(made, Err(Error::Shape { op: "step", .. })), || format!("{states:?} gave {made:?}"))?;
@@ -103,7 +108,14 @@ fn states<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let one = t.up(&Host::random(5, 1, 1))?;
     let forgetting = Decay { rate: one.clone(), bias: one };
     let heads = DeltaHeads { keys: 1, values: 1, key_dim: 3, value_dim: 4, sharing: Sharing::RoundRobin };
-    for (states, fits) in [(&[][..], false), (&[(0, 1), (2, 3)][..], true), (&[(0, 1), (2, 4)][..], false)] {
+    let given = [
+        (&[][..], false),
+        (&[(0, 1), (2, 3)], true),
+        (&[(0, 1), (0, 3)], true),
+        (&[(0, 1), (2, 4)], false),
+        (&[(0, 1), (4, 2)], false),
+    ];
+    for (states, fits) in given {
         let plan = plan(states).map_err(text)?;
         let ran = t.b.run(CausalConv { x: &x, weight: &by, window: &window, plan: &plan });
         ensure(ran.is_ok() == fits, || format!("a convolution with {states:?} gave {ran:?}"))?;

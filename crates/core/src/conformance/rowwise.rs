@@ -18,6 +18,7 @@ fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             (NormKind::Rms, None, None),
             (NormKind::Rms, None, Some(&residual)),
             (NormKind::Layer, Some(&bias), None),
+            (NormKind::Layer, Some(&bias), Some(&residual)),
             (NormKind::Layer, None, None),
         ] {
             let eps = 1e-3;

@@ -154,17 +154,6 @@ impl<B: Backend> Inner for StepPlan<Observed<B>> {
     type On = StepPlan<B>;
     /// Without LoRA adapters: ops get those in fields of their own.
     fn inner(&self) -> StepPlan<B> {
-        StepPlan {
-            host: self.host.clone(),
-            tokens: self.tokens.inner(),
-            positions: self.positions.inner(),
-            slots: self.slots.inner(),
-            starts: self.starts.inner(),
-            lens: self.lens.inner(),
-            pages: self.pages.inner(),
-            states: self.states.inner(),
-            outputs: self.outputs.inner(),
-            loras: Vec::new(),
-        }
+        self.map(Inner::inner)
     }
 }

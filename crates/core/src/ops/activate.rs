@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Activation, Memory, Result, Tensor};
+use super::{Check, Op, Required};
+use crate::{Activation, DType, Memory, Result, Tensor};
 
 /// Activation: `act(gate) * up`, or `act(gate)` alone. [`Activation::Clamped`] also clamps `up` and adds 1.
 #[derive(Debug)]
@@ -23,5 +23,11 @@ impl<B: Memory> Op for Activate<'_, B> {
         let Some(up) = self.up else { return Ok(()) };
         c.f32("up", up)?;
         c.shape("up", up, self.gate.rows(), self.gate.cols())
+    }
+}
+
+impl<B: Memory> Required<B> for Activate<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.gate.rows(), self.gate.cols())
     }
 }

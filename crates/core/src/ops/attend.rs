@@ -1,6 +1,6 @@
 use super::kv::check_kv;
-use super::{Check, Op};
-use crate::{AttnSpec, Heads, LayerKv, Memory, Result, StepPlan, Tensor};
+use super::{Check, Op, Required};
+use crate::{AttnSpec, DType, Heads, LayerKv, Memory, Result, StepPlan, Tensor};
 
 /// Paged attention of the step's tokens over the KV cache of their sequences.
 ///
@@ -28,7 +28,7 @@ impl<B: Memory> Op for Attend<'_, B> {
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("q", self.q)?;
-        c.shape("q", self.q, self.plan.host.tokens.len(), self.heads.q_cols())?;
+        c.shape("q", self.q, self.plan.host().tokens.len(), self.heads.q_cols())?;
         if let Some(sinks) = &self.spec.sinks {
             c.row("sinks", sinks, self.heads.q)?;
         }
@@ -45,5 +45,11 @@ impl<B: Memory> Op for Attend<'_, B> {
         c.that(self.spec.window != Some(0), "the window", "at least 1", 0)?;
         c.that(self.spec.chunk != Some(0), "the chunk", "at least 1", 0)?;
         check_kv(&c, &self.kv, self.heads, self.plan)
+    }
+}
+
+impl<B: Memory> Required<B> for Attend<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.q.rows(), self.q.cols())
     }
 }

@@ -26,13 +26,13 @@ pub(super) fn check_states<B: Memory>(
     state: &Tensor<B>,
     plan: &StepPlan<B>,
 ) -> Result<()> {
-    let (spans, states) = (plan.host.spans.len(), &plan.host.states);
+    let (spans, states) = (plan.host().spans.len(), &plan.host().states);
     c.f32(what, state)?;
     c.that(state.is_contiguous(), what, "rows without gaps", format_args!("{state:?}"))?;
     c.that(states.len() == spans, "the plan's states", spans, states.len())?;
-    let last = states.iter().map(|s| s.from.max(s.to)).max();
-    let fits = last.is_none_or(|row| (row as usize) < state.rows());
-    c.that(fits, "the plan's states", format_args!("under {}", state.rows()), last.unwrap_or(0))
+    let fits = plan.max_state().is_none_or(|row| (row as usize) < state.rows());
+    let got = plan.max_state().unwrap_or(0);
+    c.that(fits, "the plan's states", format_args!("under {}", state.rows()), got)
 }
 
 impl<B: Memory> Op for CausalConv<'_, B> {
@@ -44,7 +44,7 @@ impl<B: Memory> Op for CausalConv<'_, B> {
         let (c, cols, kernel) = (Check(Self::NAME), self.x.cols(), self.weight.rows());
         c.f32("x", self.x)?;
         c.f32("weight", self.weight)?;
-        c.shape("x", self.x, self.plan.host.tokens.len(), cols)?;
+        c.shape("x", self.x, self.plan.host().tokens.len(), cols)?;
         c.shape("weight", self.weight, kernel, cols)?;
         c.that((2..=MAX_KERNEL).contains(&kernel), "weight", format_args!("2 to {MAX_KERNEL} rows"), kernel)?;
         c.cols("window", self.window, (kernel - 1) * cols)?;

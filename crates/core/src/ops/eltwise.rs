@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Result, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Result, Tensor};
 
 /// The operation of [`Eltwise`]. `y` broadcasts: one row over all rows of `x`, one column over all columns.
 #[derive(Debug)]
@@ -52,5 +52,11 @@ impl<B: Memory> Op for Eltwise<'_, B> {
         let rows = if y.rows() == 1 { 1 } else { self.x.rows() };
         let cols = if y.cols() == 1 { 1 } else { self.x.cols() };
         c.shape("y", y, rows, cols)
+    }
+}
+
+impl<B: Memory> Required<B> for Eltwise<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.x.rows(), self.x.cols())
     }
 }

@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Result, Tensor, Weight};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Result, Tensor, Weight};
 
 /// Embedding lookup: rows of a table as `f32`, scaled.
 #[derive(Debug)]
@@ -19,5 +19,11 @@ impl<B: Memory> Op for Embed<'_, B> {
 
     fn check(&self) -> Result<()> {
         Check(Self::NAME).ids("ids", self.ids, self.ids.cols())
+    }
+}
+
+impl<B: Memory> Required<B> for Embed<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.ids.cols(), self.table.cols())
     }
 }

@@ -1,6 +1,6 @@
 use super::causal_conv::check_states;
-use super::{Check, Op};
-use crate::{Decay, DeltaHeads, Memory, Result, StepPlan, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Decay, DeltaHeads, Memory, Result, StepPlan, Tensor};
 
 /// Maximum key dimension.
 pub const MAX_KEY_DIM: usize = 256;
@@ -34,7 +34,7 @@ impl<B: Memory> Op for GatedDelta<'_, B> {
     const NAME: &'static str = "gated_delta";
 
     fn check(&self) -> Result<()> {
-        let (c, heads, tokens) = (Check(Self::NAME), self.heads, self.plan.host.tokens.len());
+        let (c, heads, tokens) = (Check(Self::NAME), self.heads, self.plan.host().tokens.len());
         let DeltaHeads { keys, values, key_dim, value_dim, .. } = heads;
         let whole = keys > 0 && values > 0 && values.is_multiple_of(keys);
         c.that(whole, "value heads", format_args!("a multiple of {keys}"), values)?;
@@ -57,5 +57,11 @@ impl<B: Memory> Op for GatedDelta<'_, B> {
         c.row("bias", &self.decay.bias, values)?;
         c.cols("states", self.states, heads.state_len())?;
         check_states(&c, "states", self.states, self.plan)
+    }
+}
+
+impl<B: Memory> Required<B> for GatedDelta<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.v.rows(), self.v.cols())
     }
 }

@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Result, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Result, Tensor};
 
 /// Mode of [`IndexRows`].
 #[derive(Debug)]
@@ -36,6 +36,15 @@ impl<B: Memory> Op for IndexRows<'_, B> {
                 c.f32("into", into)?;
                 c.cols("into", into, self.x.cols())
             }
+        }
+    }
+}
+
+impl<B: Memory> Required<B> for IndexRows<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        match self.mode {
+            IndexMode::Gather => b.alloc(DType::F32, self.indices.cols(), self.x.cols()),
+            IndexMode::ScatterAdd(into) => Ok(into.clone()),
         }
     }
 }

@@ -1,4 +1,4 @@
-use super::{Check, Op};
+use super::{Check, Op, Required};
 use crate::{Heads, LayerKv, Memory, Result, StepPlan, Tensor};
 
 /// Writes the step's keys and values into the KV cache, each token to its slot.
@@ -31,10 +31,10 @@ pub(super) fn check_kv<B: Memory>(
     )?;
     for (what, t) in [("the cache's keys", kv.k), ("the cache's values", kv.v)] {
         c.dtype(what, t, "f32, f16, bf16, i8 or f8", |d| d.is_float() || d.max_abs().is_some())?;
-        c.cols(what, t, plan.host.page_len * heads.cache_cols(t.dtype()))?;
-        let last = plan.host.spans.iter().flat_map(|s| &s.pages).max();
-        let fits = last.is_none_or(|p| (*p as usize) < t.rows());
-        c.that(fits, "the plan's pages", format_args!("under {}", t.rows()), last.copied().unwrap_or(0))?;
+        c.cols(what, t, plan.host().page_len * heads.cache_cols(t.dtype()))?;
+        let fits = plan.max_page().is_none_or(|page| (page as usize) < t.rows());
+        let got = plan.max_page().unwrap_or(0);
+        c.that(fits, "the plan's pages", format_args!("under {}", t.rows()), got)?;
     }
     c.that(kv.v.dtype() == kv.k.dtype(), "the type of the cache's values", kv.k.dtype(), kv.v.dtype())
 }
@@ -44,11 +44,17 @@ impl<B: Memory> Op for KvWrite<'_, B> {
     const NAME: &'static str = "kv_write";
 
     fn check(&self) -> Result<()> {
-        let (c, tokens) = (Check(Self::NAME), self.plan.host.tokens.len());
+        let (c, tokens) = (Check(Self::NAME), self.plan.host().tokens.len());
         for (what, t) in [("k", self.k), ("v", self.v)] {
             c.f32(what, t)?;
             c.shape(what, t, tokens, self.heads.kv_cols())?;
         }
         check_kv(&c, &self.kv, self.heads, self.plan)
+    }
+}
+
+impl<B: Memory> Required<B> for KvWrite<'_, B> {
+    fn out(&self, _b: &B) -> Result<Self::Out> {
+        Ok(())
     }
 }

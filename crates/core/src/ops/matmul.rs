@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Result, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Result, Tensor};
 
 /// Epilogue of a product, applied before it is stored: `softcap(scale * y) + residual`.
 #[derive(Debug)]
@@ -74,5 +74,11 @@ impl<B: Memory> Op for Matmul<'_, B> {
             c.row("bias", bias, self.weight.rows())?;
         }
         self.epilogue.check(&c, self.x.rows(), self.weight.rows())
+    }
+}
+
+impl<B: Memory> Required<B> for Matmul<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.x.rows(), self.weight.rows())
     }
 }

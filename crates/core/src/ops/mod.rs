@@ -63,6 +63,12 @@ pub trait Op: fmt::Debug {
     fn check(&self) -> Result<()>;
 }
 
+/// An op that every backend must compute itself.
+pub trait Required<B: Memory>: Op {
+    /// The tensors of its result, not yet computed.
+    fn out(&self, b: &B) -> Result<Self::Out>;
+}
+
 /// Checks shared by ops, for the op of this name.
 struct Check(&'static str);
 

@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Norm, Result, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Norm, Result, Tensor};
 
 /// RMSNorm or LayerNorm of each group of columns of each row, plus `residual` if there is one.
 #[derive(Debug)]
@@ -24,5 +24,11 @@ impl<B: Memory> Op for Normalize<'_, B> {
         let Some(residual) = self.residual else { return Ok(()) };
         c.f32("residual", residual)?;
         c.shape("residual", residual, self.x.rows(), self.x.cols())
+    }
+}
+
+impl<B: Memory> Required<B> for Normalize<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.x.rows(), self.x.cols())
     }
 }

@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Result, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Result, Tensor};
 
 /// Column permutation (act-order): column `i` of the result is column `indices[i]` of `x`. Indices past the end yield
 /// zeros.
@@ -20,5 +20,11 @@ impl<B: Memory> Op for PermuteCols<'_, B> {
         let c = Check(Self::NAME);
         c.f32("x", self.x)?;
         c.ids("indices", self.indices, self.indices.cols())
+    }
+}
+
+impl<B: Memory> Required<B> for PermuteCols<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.x.rows(), self.indices.cols())
     }
 }

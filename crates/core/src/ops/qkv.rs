@@ -27,7 +27,7 @@ impl<B: Memory> Op for QkvPrep<'_, B> {
     fn check(&self) -> Result<()> {
         let c = Check(Self::NAME);
         c.f32("qkv", self.qkv)?;
-        c.shape("qkv", self.qkv, self.plan.host.tokens.len(), self.heads.qkv_cols())?;
+        c.shape("qkv", self.qkv, self.plan.host().tokens.len(), self.heads.qkv_cols())?;
         if let Some(norm) = self.qk_norm {
             c.norm(&norm.q, self.heads.q_cols())?;
             c.norm(&norm.k, self.heads.kv_cols())?;

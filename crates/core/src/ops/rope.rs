@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Result, RopeTable, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Result, RopeTable, Tensor};
 
 /// RoPE: rotates pairs of elements of each head by the angles of the row's position.
 #[derive(Debug)]
@@ -33,5 +33,11 @@ impl<B: Memory> Op for Rope<'_, B> {
         let whole = dim > 0 && self.x.cols().is_multiple_of(dim);
         c.that(whole, "x", format_args!("columns a multiple of {dim}"), self.x.cols())?;
         c.ids("positions", self.positions, self.x.rows())
+    }
+}
+
+impl<B: Memory> Required<B> for Rope<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.x.rows(), self.x.cols())
     }
 }

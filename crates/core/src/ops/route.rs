@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Result, Routing, Scores, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Result, Routing, Scores, Tensor};
 
 /// Maximum experts of a layer: devices keep a bitmask with one bit per expert.
 pub const MAX_EXPERTS: usize = 1024;
@@ -49,5 +49,11 @@ impl<B: Memory> Op for Route<'_, B> {
             format_args!("1 to {open}"),
             self.routing.top_k,
         )
+    }
+}
+
+impl<B: Memory> Required<B> for Route<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        b.alloc(DType::F32, self.logits.rows(), self.logits.cols())
     }
 }

@@ -1,5 +1,5 @@
-use super::{Check, Op};
-use crate::{Memory, Result, Tensor};
+use super::{Check, Op, Required};
+use crate::{DType, Memory, Result, Tensor};
 
 /// Top-k: the `k` largest elements of each row, largest first; ties go to the lower column. NaN ranks smallest.
 #[derive(Debug)]
@@ -28,5 +28,12 @@ impl<B: Memory> Op for TopK<'_, B> {
         c.f32("x", self.x)?;
         let most = self.x.cols();
         c.that((1..=most).contains(&self.k), "k", format_args!("1 to {most}"), self.k)
+    }
+}
+
+impl<B: Memory> Required<B> for TopK<'_, B> {
+    fn out(&self, b: &B) -> Result<Self::Out> {
+        let values = b.alloc(DType::F32, self.x.rows(), self.k)?;
+        Ok(TopKOut { values, ids: b.alloc(DType::U32, self.x.rows(), self.k)? })
     }
 }

@@ -20,7 +20,7 @@ impl Cpu {
         let each = op.q.rows() * op.heads.kv / enough;
         let tokens = each.clamp(16usize.div_ceil(group), 128usize.div_ceil(group));
         let (mut tasks, mut first, mut cost) = (Vec::new(), 0, 0);
-        for span in &op.plan.host.spans {
+        for span in &op.plan.host().spans {
             for at in (0..span.rows).step_by(tokens) {
                 let rows = first + at..first + span.rows.min(at + tokens);
                 for head in 0..op.heads.kv {
@@ -31,7 +31,7 @@ impl Cpu {
                         position: span.start + at,
                         len: span.end(),
                         pages: &span.pages,
-                        page_len: op.plan.host.page_len,
+                        page_len: op.plan.host().page_len,
                         k,
                         v,
                         heads: op.heads,

@@ -138,7 +138,7 @@ impl<'a> CacheWriter<'a> {
         dim: usize,
     ) -> CacheWriter<'a> {
         let (k, v) = (PagesMut::new(kv.k), PagesMut::new(kv.v));
-        let layout = PageLayout::new(plan.host.page_len, dim, kv.k.dtype());
+        let layout = PageLayout::new(plan.host().page_len, dim, kv.k.dtype());
         CacheWriter { k, v, slots: Mat::new(&plan.slots).row(0), layout, kernels }
     }
 

@@ -11,7 +11,7 @@ impl Cpu {
     pub(crate) fn convolution(&self, op: &CausalConv<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (x, by, k) = (Mat::<f32>::new(op.x), Mat::<f32>::new(op.weight), self.kernels);
         let (window, to) = (Mat::<f32>::new(op.window), MatMut::<f32>::new(op.window));
-        let (before, cols, host) = (by.rows - 1, x.cols, &op.plan.host);
+        let (before, cols, host) = (by.rows - 1, x.cols, op.plan.host());
         // For each token of the step, its span, and the span's first row.
         let mut places: Vec<(usize, usize)> = Vec::with_capacity(x.rows);
         let mut starts = Vec::with_capacity(host.spans.len());
@@ -39,7 +39,8 @@ impl Cpu {
             (k.causal_conv)(&task, out);
         })?;
         for (i, (span, StateRows { to: row, .. })) in host.spans.iter().zip(&host.states).enumerate() {
-            // SAFETY: all state rows of a plan are distinct, so nothing else reads or writes this one.
+            // SAFETY: no other span of a plan reads or writes a row that one writes, so nothing else uses this one.
+            // What a span reads itself is another row, or nothing at the start of its sequence.
             let row = unsafe { to.row(*row as usize) };
             for (at, to) in row.chunks_exact_mut(cols.max(1)).enumerate() {
                 match token(i, starts[i], span.rows + at) {
@@ -52,7 +53,7 @@ impl Cpu {
     }
 
     pub(crate) fn recall(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        let (heads, host, k) = (op.heads, &op.plan.host, self.kernels);
+        let (heads, host, k) = (op.heads, op.plan.host(), self.kernels);
         let gates = self.delta_gates(op)?;
         let (qk, v, gates) = (Mat::new(op.qk), Mat::new(op.v), Mat::new(&gates));
         let (from, to) = (Mat::<f32>::new(op.states), MatMut::<f32>::new(op.states));
@@ -77,7 +78,8 @@ impl Cpu {
         let cost = 4 * (op.v.rows() + host.spans.len()) * heads.state_len();
         self.share(tasks.len(), cost, |_, i| {
             let (task, span, state) = &tasks[i];
-            // SAFETY: all state rows of a plan are distinct, and each block of a row belongs to one task.
+            // SAFETY: no other span of a plan reads or writes a row that one writes, and each block of a row belongs to
+            // one task. What a span reads itself is another row, or nothing at the start of its sequence.
             let block = unsafe { to.part(state.to as usize, task.place()) };
             match span.start {
                 0 => block.fill(0.0),

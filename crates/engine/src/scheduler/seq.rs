@@ -1,7 +1,12 @@
 //! [`Seq`]: a sequence in the scheduler, its tokens and its pages.
 
-use super::{BatchPart, ClientId, CrossPart, NewSeq, SeqId, SlotId, Wanted};
-use crate::block_pool::{BlockId, Chain};
+use std::collections::BTreeSet;
+
+use tallow_core::StateRows;
+
+use super::prompt_lookup::PromptLookup;
+use super::{BatchPart, ClientId, CrossPart, NewSeq, SNAPSHOT_EVERY, SeqId, Wanted};
+use crate::block_pool::{BlockId, BlockPool, Chain, StateRow};
 use crate::encoder_input::{EncoderOutput, InputDigest};
 use crate::lora::LoraRef;
 
@@ -19,14 +24,24 @@ pub(super) struct Seq {
     pub(super) blocks: Vec<BlockId>,
     /// Cross-attention, in a model with an encoder.
     pub(super) cross: Option<CrossKv>,
-    /// Valid while the sequence is running.
-    pub(super) slot: SlotId,
+    /// Row of its recurrent state after the computed tokens; `None` at its start, and in a model without.
+    pub(super) state: Option<StateRow>,
+    /// Row that its next step writes.
+    pub(super) next_state: Option<StateRow>,
+    /// Where in the prompt snapshots of the state are made. Its steps end there.
+    pub(super) snapshots: BTreeSet<usize>,
+    /// The newest snapshot within the answer. The next one replaces it.
+    answer_snapshot: Option<(BlockId, StateRow)>,
     pub(super) root: Chain,
     /// Chain that the next published page follows.
     pub(super) after: Chain,
     /// Pages published, or found in the prefix cache.
     pub(super) published: usize,
     pub(super) all_logits: bool,
+    /// Guesses its tokens, if that is allowed.
+    lookup: Option<PromptLookup>,
+    /// Tokens of the draft that its next step computes.
+    pub(super) drafted: usize,
     lora: Option<LoraRef>,
     pub(super) client: ClientId,
     /// Prompt tokens found in the prefix cache at the first admission.
@@ -56,20 +71,27 @@ impl Seq {
             computed: 0,
             blocks: Vec::new(),
             cross: new.cross.map(|output| CrossKv { output, blocks: Vec::new(), encoded: false }),
-            slot: SlotId::default(),
+            state: None,
+            next_state: None,
+            snapshots: BTreeSet::new(),
+            answer_snapshot: None,
             root: new.root,
             after: new.root,
             published: 0,
             all_logits: new.all_logits,
+            lookup: new.drafts.then(PromptLookup::default),
+            drafted: 0,
             lora: new.lora,
             client: new.client,
             cached: None,
         }
     }
 
-    /// Forgets its pages, which were given back: all of it is computed again.
+    /// Forgets its pages and states, which were given back: all of it is computed again.
     pub(super) fn reset(&mut self) {
         self.blocks.clear();
+        self.snapshots.clear();
+        (self.state, self.next_state, self.answer_snapshot) = (None, None, None);
         (self.computed, self.published, self.after) = (0, 0, self.root);
         if let Some(cross) = &mut self.cross {
             cross.blocks.clear();
@@ -81,6 +103,96 @@ impl Seq {
     pub(super) fn held(&self) -> Vec<BlockId> {
         let cross = self.cross.iter().flat_map(|cross| &cross.blocks);
         cross.chain(&self.blocks).copied().collect()
+    }
+
+    /// Its rows of recurrent states.
+    pub(super) fn states(&self) -> impl Iterator<Item = StateRow> {
+        self.state.into_iter().chain(self.next_state)
+    }
+
+    /// Tokens of whole pages with which its prompt begins, and another sequence too.
+    pub(super) fn shared_with(&self, other: &Seq, page_len: usize) -> usize {
+        let both = self.usable(page_len).iter().zip(other.usable(page_len));
+        both.take_while(|(a, b)| a == b).count() / page_len * page_len
+    }
+
+    /// Has a snapshot made where a waiting sequence leaves its prompt.
+    pub(super) fn snapshot_for(&mut self, other: &Seq, page_len: usize) {
+        if self.root == other.root && !other.all_logits && self.computed < self.prompt_len {
+            self.snapshot_at(self.shared_with(other, page_len));
+        }
+    }
+
+    /// Has a snapshot made after so many tokens, if they are still to be computed.
+    fn snapshot_at(&mut self, tokens: usize) {
+        if tokens > self.computed {
+            self.snapshots.insert(tokens);
+        }
+    }
+
+    /// Where snapshots are made: at the end of its last full page, where it leaves the `published` tokens that others
+    /// computed, and at regular intervals.
+    pub(super) fn plan_snapshots(&mut self, published: usize, page_len: usize) {
+        let end = self.usable(page_len).len();
+        let every = SNAPSHOT_EVERY.next_multiple_of(page_len);
+        self.snapshot_at(end);
+        self.snapshot_at(published.min(end));
+        (self.computed / every + 1..=end / every).for_each(|i| self.snapshot_at(i * every));
+    }
+
+    /// Publishes the state after a full page if a snapshot is due. A regular one is made only where there is room; one
+    /// within an answer replaces the one before it.
+    pub(super) fn snapshot(&mut self, block: BlockId, row: StateRow, pool: &mut BlockPool) {
+        let page_len = pool.page_len();
+        let is_due = self.snapshots.remove(&self.computed);
+        if self.computed > self.prompt_len {
+            let older = self.answer_snapshot.take();
+            older.into_iter().for_each(|(block, row)| pool.forget_state(block, row));
+            self.answer_snapshot = pool.publish_state(block, row).then_some((block, row));
+        } else if is_due {
+            let every = SNAPSHOT_EVERY.next_multiple_of(page_len);
+            let is_regular =
+                self.computed.is_multiple_of(every) && self.computed < self.usable(page_len).len();
+            if !is_regular || pool.blank_states() > 0 {
+                pool.publish_state(block, row);
+            }
+        }
+    }
+
+    /// Tokens that its next step may compute: up to the next snapshot.
+    pub(super) fn ahead(&self) -> usize {
+        let due =
+            self.snapshots.range(self.computed + 1..).next().map_or(usize::MAX, |at| at - self.computed);
+        self.left().min(due)
+    }
+
+    /// Guesses its next tokens, and drafts those that are right with more than a probability: at most `room`, and as many
+    /// as `pages` more pages hold, of which it takes what it needs. Returns how many.
+    pub(super) fn draft(
+        &mut self,
+        probability: f32,
+        room: usize,
+        page_len: usize,
+        pages: &mut usize,
+    ) -> usize {
+        let Some(lookup) = &mut self.lookup else { return 0 };
+        lookup.guess(&self.tokens);
+        // The last token is sampled, not computed.
+        let left = self.most.saturating_sub(self.tokens.len() + 1);
+        let held = self.blocks.len();
+        let fits = ((held + *pages) * page_len).saturating_sub(self.tokens.len());
+        self.drafted = lookup.draft(probability, room.min(left).min(fits)).len();
+        *pages -= (self.tokens.len() + self.drafted).div_ceil(page_len).saturating_sub(held);
+        self.drafted
+    }
+
+    /// Adds sampled tokens.
+    pub(super) fn extend(&mut self, sampled: &[u32]) {
+        if let Some(lookup) = self.lookup.as_mut().filter(|_| !sampled.is_empty()) {
+            lookup.learn(sampled);
+        }
+        self.tokens.extend(sampled);
+        self.drafted = 0;
     }
 
     /// Digest of its encoder input.
@@ -121,13 +233,26 @@ impl Seq {
             (false, true) => Wanted::Last,
             (false, false) => Wanted::None,
         };
-        let blocks = self.blocks[..end.div_ceil(page_len)].to_vec();
-        let tokens = self.tokens[start..end].to_vec();
+        let draft = self.lookup.as_ref().map_or(&[][..], |lookup| lookup.draft(0.0, self.drafted));
+        let blocks = self.blocks[..(end + draft.len()).div_ceil(page_len)].to_vec();
+        let tokens = [&self.tokens[start..end], draft].concat();
         let cross = self.cross.as_ref().map(|cross| CrossPart {
             tokens: cross.output.tokens,
             blocks: cross.blocks.clone(),
             encode: !cross.encoded,
         });
-        BatchPart { id: self.id, tokens, start, blocks, slot: self.slot, logits, lora: self.lora, cross }
+        let rows = |to: StateRow| StateRows { from: self.state.unwrap_or(to).0, to: to.0 };
+        let state = self.next_state.map(rows);
+        BatchPart {
+            id: self.id,
+            tokens,
+            drafted: draft.len(),
+            start,
+            blocks,
+            state,
+            logits,
+            lora: self.lora,
+            cross,
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use super::*;
 
@@ -20,6 +20,22 @@ type Shared = SharedOf<Doubling>;
 struct Doubling {
     waiting: Vec<Request>,
     shared: Shared,
+    /// Dropped last, like the devices of other workers.
+    _device: Option<Device>,
+}
+
+/// Takes a while to be freed.
+struct Device(Arc<AtomicBool>);
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(20));
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn doubling(device: Option<Device>, shared: Shared) -> Doubling {
+    Doubling { waiting: Vec::new(), shared, _device: device }
 }
 
 impl Reply for Sender<Result<u32, Failure>> {
@@ -126,7 +142,7 @@ fn ends(numbers: &[u32]) -> (Vec<Result<u32, String>>, [u64; 2], bool) {
     };
     let receivers: Vec<_> = numbers.iter().map(submit).collect();
     assert_eq!(handle.admit(numbers.len(), channel().0).err(), Some(Failure::Full(numbers.len())));
-    let mut service = Service::new(messages, guard, |shared| Doubling { waiting: Vec::new(), shared });
+    let mut service = Service::new(messages, guard, |shared| doubling(None, shared));
     assert!(service.listen());
     let lost = service.worker.step();
     let runs = lost.is_ok();
@@ -173,7 +189,7 @@ fn a_lost_device_ends_what_is_left() {
 fn a_service_checks_itself_when_idle_and_stops() {
     let (tell, told) = channel();
     let (handle, messages, guard) = HandleOf::<Doubling>::new(tell);
-    let service = move || Service::new(messages, guard, |shared| Doubling { waiting: vec![], shared }).run();
+    let service = move || Service::new(messages, guard, |shared| doubling(None, shared)).run();
     let thread = std::thread::spawn(service);
     assert_eq!(told.recv(), Ok("checks"));
     assert!(handle.is_alive());
@@ -181,4 +197,20 @@ fn a_service_checks_itself_when_idle_and_stops() {
     assert_eq!(told.recv(), Ok("stops"));
     thread.join().unwrap();
     assert_eq!((handle.ready(), handle.is_alive()), (Err(Failure::ShuttingDown), false));
+}
+
+/// A program that ended earlier could crash in its driver.
+#[test]
+fn a_device_is_freed_before_the_caller_goes_on() {
+    let (tell, _told) = channel();
+    let wrong = || std::io::Error::other("wrong");
+    for (info, fails) in [(Ok(tell), false), (Err(wrong()), true)] {
+        let freed = Arc::new(AtomicBool::new(false));
+        let device = Device(freed.clone());
+        let load = || Ok(Some(device));
+        let running = spawn::<Doubling, _, std::io::Error>("doubling", || info, load, doubling);
+        assert_eq!((running.is_err(), freed.load(Ordering::Acquire)), (fails, fails));
+        drop(running);
+        assert!(freed.load(Ordering::Acquire));
+    }
 }

@@ -3,7 +3,7 @@
 
 use crate::common::{choices, comes_to_rest, ends, events, greedy, request, start, tokens};
 use tallow_engine::failure::Unfit;
-use tallow_engine::handle::{EngineHandle, Event, Failure, LoadLora, Request};
+use tallow_engine::handle::{EngineHandle, Event, Failure, LoadLora, Request, RunningEngine};
 use tallow_engine::lora::{LoraError, LoraRef, LoraUse};
 use tallow_engine::sampler::Sampling;
 use tallow_models::adapter::AdapterFile;
@@ -19,7 +19,7 @@ fn lora_ref(handle: &EngineHandle, name: &str) -> Option<LoraRef> {
 }
 
 /// Engine with two LoRA adapters loaded.
-fn with_two(pages: usize) -> EngineHandle {
+fn with_two(pages: usize) -> RunningEngine {
     let handle = start(pages);
     handle.load_lora(load("one", "llama")).unwrap();
     handle.load_lora(load("two", "llama-some/adapter.gguf")).unwrap();

@@ -7,7 +7,7 @@ use std::path::Path;
 use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::engine::spawn;
-use tallow_engine::handle::{EngineHandle, Event, Failure, Info, Request};
+use tallow_engine::handle::{EngineHandle, Event, Failure, Info, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::Sampling;
@@ -78,7 +78,7 @@ fn file(damaged: bool) -> Vec<u8> {
     [out, data].concat()
 }
 
-fn start(path: &Path) -> EngineHandle {
+fn start(path: &Path) -> RunningEngine {
     let model = Model::open(path).unwrap();
     let info = Info {
         names: vec!["test".into()],
@@ -90,15 +90,16 @@ fn start(path: &Path) -> EngineHandle {
         queue_timeout: None,
         page_len: 4,
         pages: PAGES,
+        state_rows: 0,
         sampling: Sampling::default(),
         adapter_room: 0,
     };
     let limits =
-        Limits { context: 64, slots: SLOTS, budget: 16, decode_budget: 16, all_logits: 8, prefixes: true };
+        Limits { context: 64, slots: SLOTS, budget: 16, decode_budget: 16, all_logits: 8, draft_cost: None };
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(|e| std::io::Error::other(e.to_string()))?;
         let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
-        let shape = KvShape { dtype: DType::F32, page_len: 4, pages: PAGES, sequences: SLOTS };
+        let shape = KvShape { dtype: DType::F32, page_len: 4, pages: PAGES, state_rows: 0 };
         let runner = Runner::new(b, decoder, shape).map_err(|e| std::io::Error::other(e.to_string()))?;
         Ok::<_, std::io::Error>((runner, limits))
     };

@@ -9,7 +9,9 @@ use crate::common::Wrong;
 use crate::common::faulty::{FAILS, Faulty, LOST, PANICS};
 use tallow_core::Backend;
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::embedder::{Answer, EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
+use tallow_engine::embedder::{
+    Answer, EmbedderHandle, EmbedderInfo, EncoderRunner, RunningEmbedder, Wanted, spawn,
+};
 use tallow_engine::handle::Failure;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs};
 use tallow_models::spec::encoder::Pooling;
@@ -31,7 +33,7 @@ fn model() -> (EncoderModel, Inputs) {
     (model, inputs)
 }
 
-fn start<B: Backend>(queue: usize, b: impl FnOnce() -> B + Send + 'static) -> EmbedderHandle {
+fn start<B: Backend>(queue: usize, b: impl FnOnce() -> B + Send + 'static) -> RunningEmbedder {
     let (model, inputs) = model();
     let wanted = Wanted::Vectors(Pooling::Mean);
     let info = EmbedderInfo { names: vec!["test".into()], inputs, wanted, width: 48, classes: None, queue };
@@ -44,7 +46,7 @@ fn start<B: Backend>(queue: usize, b: impl FnOnce() -> B + Send + 'static) -> Em
     spawn(|| Ok(info), worker).unwrap()
 }
 
-fn cpu(queue: usize) -> EmbedderHandle {
+fn cpu(queue: usize) -> RunningEmbedder {
     start(queue, || Cpu::new(Isa::best(), 1).unwrap())
 }
 
@@ -145,7 +147,7 @@ fn places_are_bounded_and_given_back() {
 
 #[test]
 fn what_is_under_way_is_finished_before_the_end() {
-    let handle = cpu(8);
+    let mut handle = cpu(8);
     let answer = handle.submit(many()).unwrap();
     handle.drain(Duration::from_secs(60));
     assert_eq!(handle.submit(vec![text(30, 4)]).unwrap_err(), Failure::ShuttingDown);

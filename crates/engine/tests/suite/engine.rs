@@ -166,7 +166,7 @@ fn prefill_progress_is_reported_on_demand() {
 /// Closing an engine waits until its memory is free, since the caller may load another model next.
 #[test]
 fn an_engine_that_is_closed_has_ended() {
-    let handle = start(64);
+    let mut handle = start(64);
     let mut under_way = handle.submit(Request { ignore_end: true, ..request(&[5; 8], 100) }).unwrap();
     let other = handle.clone();
     handle.close();

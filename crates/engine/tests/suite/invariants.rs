@@ -10,9 +10,7 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_engine::block_pool::{BlockId, BlockPool, Chain};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Wanted,
-};
+use tallow_engine::scheduler::{Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, Wanted};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::{golden, needed};
@@ -28,12 +26,21 @@ fn runner<B: Backend>(b: B, model: &Model, shape: KvShape) -> Runner<B> {
 
 /// Logits of every token of a sequence that is computed alone in one step.
 fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<Vec<u32>> {
-    let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, sequences: 1 });
+    let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, state_rows: 2 });
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
     let logits = Wanted::All { last: false };
-    let (id, slot) = (SeqId(0), SlotId(0));
-    let part =
-        BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None, cross: None };
+    let (id, state) = (SeqId(0), r.states_of(0, 0));
+    let part = BatchPart {
+        id,
+        tokens: tokens.to_vec(),
+        drafted: 0,
+        start: 0,
+        blocks,
+        state,
+        logits,
+        lora: None,
+        cross: None,
+    };
     let logits = r.logits(&Batch { parts: vec![part] }).unwrap();
     let rows: Vec<f32> = r.backend().download(&logits).unwrap();
     rows.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
@@ -47,7 +54,10 @@ struct Asked {
 }
 
 fn asked() -> impl Strategy<Value = Asked> {
-    let tokens = (0usize..40, prop::collection::vec(0u32..90, 2..50)).prop_map(|(common, own)| {
+    // Some of them repeat themselves, so that drafts are right.
+    let own = (prop::collection::vec(0u32..90, 2..50), 1usize..4);
+    let tokens = (0usize..40, own).prop_map(|(common, (own, times))| {
+        let own = own.iter().copied().cycle().take(50.min(own.len() * times));
         (0..common as u32).map(|i| 3 + i * 7 % 80).chain(own).collect::<Vec<u32>>()
     });
     (tokens, any::<prop::sample::Index>(), 0usize..12).prop_map(|(tokens, cut, at_step)| {
@@ -65,22 +75,19 @@ struct Schedule {
     budget: usize,
     threads: usize,
     clients: u64,
+    /// Rows of recurrent states that are left for snapshots when all slots are in use.
+    snapshots: usize,
+    /// Whether tokens are drafted, at any probability.
+    drafts: bool,
 }
 
 fn schedule() -> impl Strategy<Value = Schedule> {
     let requests = prop::collection::vec(asked(), 1..7);
     let page_len = prop_oneof![Just(1usize), Just(3), Just(16)];
-    (requests, page_len, 0usize..20, 1usize..6, 1usize..60, 1usize..4, 1u64..4).prop_map(
-        |(requests, page_len, spare_pages, slots, budget, threads, clients)| Schedule {
-            requests,
-            page_len,
-            spare_pages,
-            slots,
-            budget,
-            threads,
-            clients,
-        },
-    )
+    (requests, page_len, 0usize..20, 1usize..6, 1usize..60, 1usize..4, 1u64..4, 0usize..6, any::<bool>())
+        .prop_map(|(requests, page_len, spare_pages, slots, budget, threads, clients, snapshots, drafts)| {
+            Schedule { requests, page_len, spare_pages, slots, budget, threads, clients, snapshots, drafts }
+        })
 }
 
 /// Runs a schedule, feeding each sequence its own tokens, and compares every row of logits. Returns the number of
@@ -96,12 +103,19 @@ fn check<B: Backend>(
     // Little more than the longest sequence needs, so that sequences are preempted.
     let longest = s.requests.iter().map(|r| r.tokens.len()).max().unwrap_or(1);
     let pages = longest.div_ceil(s.page_len) + s.spare_pages;
-    let shape = KvShape { dtype, page_len: s.page_len, pages, sequences: s.slots };
+    let state_rows = if model.spec.is_recurrent() { 2 * s.slots + s.snapshots } else { 0 };
+    let shape = KvShape { dtype, page_len: s.page_len, pages, state_rows };
     let r = runner(make(s.threads), model, shape);
     let (slots, budget, decode_budget) = (s.slots, s.budget, s.budget.div_ceil(2));
-    let prefixes = !model.spec.is_recurrent();
-    let limits = Limits { context: 256, slots, budget, decode_budget, all_logits: 5, prefixes };
-    let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, s.page_len));
+    let limits = Limits {
+        context: 256,
+        slots,
+        budget,
+        decode_budget,
+        all_logits: 5,
+        draft_cost: s.drafts.then_some(0.0),
+    };
+    let mut scheduler = Scheduler::new(limits, BlockPool::with_states(pages, s.page_len, state_rows));
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();
     for step in 0.. {
         for i in waiting.extract_if(.., |i| s.requests[*i].at_step <= step) {
@@ -116,6 +130,7 @@ fn check<B: Backend>(
                 all_logits: false,
                 lora: None,
                 cross: None,
+                drafts: true,
                 client: ClientId(i as u64 % s.clients),
             };
             scheduler.submit(new).map_err(|e| TestCaseError::fail(e.to_string()))?;
@@ -135,13 +150,17 @@ fn check<B: Backend>(
         let mut next = Vec::new();
         for (part, samples) in batch.parts.iter().zip(samples) {
             let (i, end) = (part.id.0 as usize, part.start + part.tokens.len());
-            for (position, want) in want[i].iter().enumerate().take(end).skip(part.start) {
+            // The tokens of a draft that are right, and those before it.
+            let own = &s.requests[i].tokens;
+            let both = part.tokens.iter().zip(&own[part.start..]);
+            let right = part.start + both.take_while(|(a, b)| a == b).count();
+            prop_assert!(right + part.drafted >= end, "request {i} computes tokens that are not its own");
+            for position in part.start..end {
                 let row: Vec<u32> = rows.next().unwrap().iter().map(|x| x.to_bits()).collect();
-                prop_assert!(row == *want, "request {i}, token {position}, step {step}");
+                let same = position >= right || want[i].get(position) == Some(&row);
+                prop_assert!(same, "request {i}, token {position}, step {step}");
             }
-            if samples {
-                next.push((part.id, s.requests[i].tokens[end]));
-            }
+            next.push(if samples { own[end - part.drafted..=right].to_vec() } else { Vec::new() });
         }
         scheduler.commit(&batch, &next);
     }
@@ -376,22 +395,23 @@ fn for_states_of_heads_that_share_keys_in_turn() {
 }
 
 /// A step that fails midway has already written the recurrent states of some layers. It can be repeated nevertheless,
-/// by these or other sequences: the states it read are unchanged (each step writes to another row).
+/// by these or other state_rows: 0 states it read are unchanged (each step writes to another row).
 #[test]
 fn a_step_that_failed_can_be_done_again() {
     let model = Model::open(&golden("qwen3.5")).unwrap();
     let tokens: Vec<u32> = (0..12).map(|i| 3 + i * 7 % 80).collect();
     let want = alone(Cpu::new(Isa::best(), 1).unwrap(), &model, DType::F32, &tokens);
-    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 6, sequences: 2 };
+    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 6, state_rows: 4 };
     let r = runner(Cpu::new(Isa::best(), 2).unwrap(), &model, shape);
-    // The same tokens in two slots.
-    let batch = |places: &[u32], part: std::ops::Range<usize>| {
+    // The same tokens in two sequences.
+    let batch = |places: &[u32], step: usize, part: std::ops::Range<usize>| {
         let part = |place: &u32| BatchPart {
             id: SeqId(u64::from(*place)),
             tokens: tokens[part.clone()].to_vec(),
+            drafted: 0,
             start: part.start,
             blocks: (0..3).map(|i| BlockId(3 * place + i)).collect(),
-            slot: SlotId(*place),
+            state: r.states_of(*place as usize, step),
             logits: Wanted::All { last: false },
             lora: None,
             cross: None,
@@ -404,16 +424,16 @@ fn a_step_that_failed_can_be_done_again() {
             got.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect();
         assert!(rows.chunks(part.len()).all(|rows| *rows == want[part.clone()]), "{part:?}");
     };
-    check(r.logits(&batch(&[0, 1], 0..5)).unwrap(), 0..5);
+    check(r.logits(&batch(&[0, 1], 0, 0..5)).unwrap(), 0..5);
     for layer in 1..4 {
-        let failed = r.logits_seen(&batch(&[0, 1], 5..9), |i, _| match i == layer {
+        let failed = r.logits_seen(&batch(&[0, 1], 1, 5..9), |i, _| match i == layer {
             true => Err(tallow_core::Error::Device { device: "test".into(), why: "it fails".into() }),
             false => Ok(()),
         });
         assert!(failed.is_err());
     }
     // Each sequence alone, as the engine retries a failed step; then both together again.
-    check(r.logits(&batch(&[1], 5..9)).unwrap(), 5..9);
-    check(r.logits(&batch(&[0], 5..9)).unwrap(), 5..9);
-    check(r.logits(&batch(&[1, 0], 9..12)).unwrap(), 9..12);
+    check(r.logits(&batch(&[1], 1, 5..9)).unwrap(), 5..9);
+    check(r.logits(&batch(&[0], 1, 5..9)).unwrap(), 5..9);
+    check(r.logits(&batch(&[1, 0], 2, 9..12)).unwrap(), 9..12);
 }

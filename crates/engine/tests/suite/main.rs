@@ -5,6 +5,7 @@
 mod adapters;
 mod bad_weights;
 mod common;
+mod drafts;
 mod embedder;
 mod engine;
 mod invariants;
@@ -13,5 +14,6 @@ mod reads;
 mod sampler;
 mod scheduler;
 mod seq2seq;
+mod snapshots;
 mod spawn;
 mod transcribe;

@@ -4,7 +4,7 @@ use crate::common::{faulty, model, runner};
 use tallow_engine::block_pool::BlockId;
 use tallow_engine::runner::{Outcome, SampleInput};
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
-use tallow_engine::scheduler::{Batch, BatchPart, SeqId, SlotId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, SeqId, Wanted};
 
 const VOCAB: usize = 96;
 /// Most likely token on the faulty device.
@@ -16,8 +16,18 @@ type Shapes = Vec<(usize, usize)>;
 
 /// Part of a prompt, from its beginning.
 fn part(tokens: &[u32], logits: Wanted) -> BatchPart {
-    let (id, blocks, slot) = (SeqId(0), vec![BlockId(0), BlockId(1)], SlotId(0));
-    BatchPart { id, tokens: tokens.to_vec(), start: 0, blocks, slot, logits, lora: None, cross: None }
+    let (id, blocks) = (SeqId(0), vec![BlockId(0), BlockId(1)]);
+    BatchPart {
+        id,
+        tokens: tokens.to_vec(),
+        drafted: 0,
+        start: 0,
+        blocks,
+        state: None,
+        logits,
+        lora: None,
+        cross: None,
+    }
 }
 
 fn decodes(tokens: &[u32], how: Sampling) -> (BatchPart, Sampling, Vec<u32>) {
@@ -48,7 +58,7 @@ fn top_k(top_k: usize) -> Sampling {
 }
 
 fn tokens(outcomes: &[Result<Outcome, NotFinite>]) -> Vec<Option<u32>> {
-    outcomes.iter().map(|o| o.as_ref().unwrap().next.as_ref().map(|c| c.token)).collect()
+    outcomes.iter().map(|o| o.as_ref().unwrap().next.first().map(|c| c.token)).collect()
 }
 
 #[test]
@@ -109,7 +119,7 @@ fn what_is_no_number_is_told_to_its_own_part() {
     let (outcomes, reads) = step(&[scored(&[20, faulty::NOT_A_NUMBER, 21, 22]), scored(&[20, 21, 22, 23])]);
     assert_eq!(outcomes[0], Err(NotFinite));
     let fine = outcomes[1].as_ref().unwrap();
-    assert_eq!((fine.prompt.len(), fine.next.as_ref().map(|c| c.token)), (3, Some(LIKELY)));
+    assert_eq!((fine.prompt.len(), fine.next.first().map(|c| c.token)), (3, Some(LIKELY)));
     assert_eq!(reads, [[(3, VOCAB), (3, VOCAB), (5, 1), (5, 1)]]);
 }
 

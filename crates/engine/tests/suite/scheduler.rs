@@ -7,9 +7,7 @@ use proptest::prelude::*;
 use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::encoder_input::{EncoderOutput, InputDigest};
 use tallow_engine::failure::Unfit;
-use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, SlotId, Wanted,
-};
+use tallow_engine::scheduler::{Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, Wanted};
 
 /// A request of a schedule.
 #[derive(Clone, Debug)]
@@ -95,7 +93,7 @@ fn cross_digest(input: InputDigest, at: usize) -> u64 {
 }
 
 /// Runs a batch on the model of the cache, and checks that its reads and writes are allowed.
-fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Known>) -> Vec<(SeqId, u32)> {
+fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Known>) -> Vec<Vec<u32>> {
     let mut sampled = Vec::new();
     let mut written: HashMap<(u32, usize), SeqId> = HashMap::new();
     for part in &batch.parts {
@@ -123,10 +121,12 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
                 );
             }
         }
-        let end = part.start + part.tokens.len();
+        let (end, drafted) = (part.start + part.tokens.len() - part.drafted, part.drafted);
+        let (tokens, draft) = part.tokens.split_at(part.tokens.len() - drafted);
+        assert!(drafted == 0 || (tokens.len() == 1 && part.logits == Wanted::Last));
         assert_eq!(
-            part.tokens,
-            seq.tokens[part.start..end],
+            tokens,
+            &seq.tokens[part.start..end],
             "{:?} computes tokens that are not its own",
             part.id
         );
@@ -145,31 +145,56 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
             assert_eq!(twice, None, "{:?} writes where another does", part.id);
             cache.insert(slot(p), digest(seq.salt, &seq.tokens[..=p]));
         }
+        // What a draft writes is there for those of its tokens that are right, and for nobody else.
+        let mut with_draft = seq.tokens.clone();
+        for (p, token) in (end..).zip(draft) {
+            with_draft.push(*token);
+            let twice = written.insert(slot(p), part.id);
+            assert_eq!(twice, None, "{:?} drafts where another writes", part.id);
+            cache.insert(slot(p), digest(seq.salt, &with_draft));
+        }
         let last = end == seq.tokens.len() && seq.tokens.len() < seq.most;
         assert_eq!(part.logits.samples(), last);
         let scored = matches!(part.logits, Wanted::All { .. });
         assert_eq!(scored, seq.asked.all_logits && part.start < seq.asked.prompt.len());
+        let mut next = Vec::new();
         if last {
-            sampled.push((part.id, next_token(&seq.tokens)));
+            let mut all = seq.tokens.clone();
+            loop {
+                let token = next_token(&all);
+                let is_right = draft.get(next.len()) == Some(&token);
+                all.push(token);
+                next.push(token);
+                if !is_right {
+                    break;
+                }
+            }
+            assert!(all.len() <= seq.most);
         }
+        sampled.push(next);
     }
     sampled
 }
 
-/// Recurrent state of each slot: whose sequence, and how many of its tokens it has seen.
-type States = HashMap<SlotId, (SeqId, usize)>;
+/// Model of the recurrent states: per row, a digest of the tokens that led to it, and the salt.
+type States = HashMap<u32, u64>;
 
-/// Runs a batch on the recurrent states: each part starts at 0 or continues the state its own last step left.
-fn go_on(batch: &Batch, slots: usize, states: &mut States) {
+/// Runs a batch on the recurrent states: each part starts at 0 or reads the state after its first tokens, and nothing
+/// reads or writes what another part writes.
+fn go_on(batch: &Batch, rows: usize, states: &mut States, known: &HashMap<SeqId, Known>) {
     let before = states.clone();
     let mut written = HashSet::new();
     for part in &batch.parts {
-        assert!((part.slot.0 as usize) < slots && written.insert(part.slot), "{:?}", part.slot);
+        let (seq, rows_of, end) = (&known[&part.id], part.state.unwrap(), part.start + part.tokens.len());
+        assert!((rows_of.to as usize) < rows && written.insert(rows_of.to), "{rows_of:?}");
         if part.start > 0 {
-            assert_eq!(before.get(&part.slot), Some(&(part.id, part.start)), "{:?}", part.slot);
+            let want = digest(seq.salt, &seq.tokens[..part.start]);
+            assert_eq!(before.get(&rows_of.from), Some(&want), "{:?} at {}", part.id, part.start);
         }
-        states.insert(part.slot, (part.id, part.start + part.tokens.len()));
+        states.insert(rows_of.to, digest(seq.salt, &seq.tokens[..end]));
     }
+    let read = batch.parts.iter().filter(|part| part.start > 0).filter_map(|part| part.state);
+    assert!(read.into_iter().all(|rows| !written.contains(&rows.from)));
 }
 
 proptest! {
@@ -184,10 +209,13 @@ proptest! {
         budget in 1usize..40,
         decode_budget in 1usize..60,
         context in 10usize..60,
-        prefixes in prop::bool::weighted(0.8),
+        // Rows of recurrent states for snapshots, in a model that has any.
+        snapshots in prop_oneof![1 => Just(None), 1 => (0usize..8).prop_map(Some)],
+        draft_cost in prop_oneof![Just(None), Just(Some(0.0)), Just(Some(0.3))],
     ) {
-        let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, prefixes };
-        let mut s = Scheduler::new(limits, BlockPool::new(pages, page));
+        let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, draft_cost };
+        let state_rows = snapshots.map_or(0, |snapshots| 2 * slots + snapshots);
+        let mut s = Scheduler::new(limits, BlockPool::with_states(pages, page, state_rows));
         let (mut cache, mut known) = (Cache::new(), HashMap::new());
         let mut states = States::new();
         let mut waiting: Vec<(SeqId, Asked)> =
@@ -201,7 +229,7 @@ proptest! {
                 let (prompt, max_new) = (asked.prompt.len(), asked.max_new);
                 let client = ClientId(asked.client);
                 let (tokens, all_logits, cross) = (asked.prompt.clone(), asked.all_logits, asked.cross());
-                let new = NewSeq { id, tokens, max_new, root, all_logits, lora: None, client, cross };
+                let new = NewSeq { id, tokens, max_new, root, all_logits, lora: None, drafts: true, client, cross };
                 // Pages for cross-attention are not there for the decoder's tokens.
                 let read = cross.map_or(0, |cross| cross.tokens);
                 let left = pages.saturating_sub(read.div_ceil(page));
@@ -246,16 +274,20 @@ proptest! {
             prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));
             prop_assert!(s.running() <= slots);
             let sampled = run(&batch, page, &mut cache, &known);
-            if !prefixes {
-                go_on(&batch, slots, &mut states);
+            if state_rows > 0 {
+                go_on(&batch, state_rows, &mut states, &known);
             }
-            for p in s.commit(&batch, &sampled) {
-                let seq = known.get_mut(&p.id).unwrap();
-                seq.tokens.extend(p.token);
-                seq.generated += usize::from(p.token.is_some());
-                prop_assert_eq!(p.full, seq.tokens.len() == seq.most);
-                if p.full {
-                    known.remove(&p.id);
+            let full = s.commit(&batch, &sampled);
+            for ((part, next), full) in batch.parts.iter().zip(&sampled).zip(full) {
+                let seq = known.get_mut(&part.id).unwrap();
+                seq.tokens.extend(next);
+                seq.generated += next.len();
+                // Without a token it is the end of a prompt whose log-probabilities are all that was asked for.
+                let end = part.start + part.tokens.len();
+                let is_last = !next.is_empty() || end == seq.tokens.len();
+                prop_assert_eq!(full, is_last && seq.tokens.len() == seq.most);
+                if full {
+                    known.remove(&part.id);
                     ended += 1;
                 }
             }
@@ -272,14 +304,14 @@ proptest! {
     }
 }
 
-fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
+pub(super) fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
     Scheduler::new(
-        Limits { context, slots, budget, decode_budget: budget, all_logits: 8, prefixes: true },
+        Limits { context, slots, budget, decode_budget: budget, all_logits: 8, draft_cost: None },
         BlockPool::new(pages, 4),
     )
 }
 
-fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
+pub(super) fn submit(s: &mut Scheduler, id: u64, tokens: Vec<u32>, max_new: usize) {
     submit_for(s, 0, id, tokens, max_new);
 }
 
@@ -291,18 +323,22 @@ fn submit_for(s: &mut Scheduler, client: u64, id: u64, tokens: Vec<u32>, max_new
         root: Chain::ROOT,
         all_logits: false,
         lora: None,
+        drafts: false,
         cross: None,
         client: ClientId(client),
     };
     s.submit(new).unwrap();
 }
 
+/// A made-up token for each part that samples one.
+fn sevens(batch: &Batch) -> Vec<Vec<u32>> {
+    batch.parts.iter().map(|part| vec![7; usize::from(part.logits.samples())]).collect()
+}
+
 /// Runs a step with made-up tokens.
-fn step(s: &mut Scheduler) -> Option<Batch> {
+pub(super) fn step(s: &mut Scheduler) -> Option<Batch> {
     let batch = s.next_batch()?;
-    let sampled: Vec<(SeqId, u32)> =
-        batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
-    s.commit(&batch, &sampled);
+    s.commit(&batch, &sevens(&batch));
     s.check().unwrap();
     Some(batch)
 }
@@ -324,22 +360,6 @@ fn a_prefix_that_many_share_is_computed_once() {
     assert_eq!(s.counts().prefix_hits, 7 * 40);
 }
 
-/// With recurrent layers pages alone are not enough: nothing comes from the prefix cache, and no sequence waits for it.
-#[test]
-fn where_prefixes_are_of_no_use_each_computes_its_own() {
-    let limits = Limits { prefixes: false, ..scheduler(100, 8, 512, 100).limits() };
-    let mut s = Scheduler::new(limits, BlockPool::new(200, 4));
-    for id in 0..8 {
-        submit(&mut s, id, (0..40).collect(), 2);
-    }
-    let first = step(&mut s).unwrap();
-    assert_eq!(first.parts.iter().map(|p| (p.start, p.tokens.len())).collect::<Vec<_>>(), [(0, 40); 8]);
-    while step(&mut s).is_some() {}
-    assert_eq!((s.counts().prefix_queries, s.counts().prefix_hits), (0, 0));
-    submit(&mut s, 8, (0..40).collect(), 2);
-    assert_eq!(step(&mut s).unwrap().parts[0].start, 0);
-}
-
 #[test]
 fn a_long_prompt_does_not_hold_up_others() {
     let mut s = scheduler(1000, 4, 32, 400);
@@ -357,7 +377,7 @@ fn a_long_prompt_does_not_hold_up_others() {
 #[test]
 fn steps_are_smaller_beside_answers() {
     let limits =
-        Limits { context: 1000, slots: 4, budget: 64, decode_budget: 16, all_logits: 8, prefixes: true };
+        Limits { context: 1000, slots: 4, budget: 64, decode_budget: 16, all_logits: 8, draft_cost: None };
     let mut s = Scheduler::new(limits, BlockPool::new(400, 4));
     let rows = |batch: Batch| -> Vec<(u64, usize)> {
         batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect()
@@ -373,7 +393,7 @@ fn steps_are_smaller_beside_answers() {
     assert_eq!(rows(step(&mut s).unwrap()), [(1, 64)]);
     // A decode budget of 0 is raised, so that prompts always progress.
     let limits =
-        Limits { context: 100, slots: 4, budget: 64, decode_budget: 0, all_logits: 8, prefixes: true };
+        Limits { context: 100, slots: 4, budget: 64, decode_budget: 0, all_logits: 8, draft_cost: None };
     assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().decode_budget, 8);
 }
 
@@ -389,6 +409,7 @@ fn prompts_to_be_scored_share_a_budget_of_their_own() {
             root: Chain::ROOT,
             all_logits,
             lora: None,
+            drafts: false,
             cross: None,
             client: ClientId(0),
         })
@@ -408,8 +429,8 @@ fn the_newest_gives_way_and_comes_back() {
     submit(&mut s, 1, vec![2; 8], 16);
     let mut done = Vec::new();
     while let Some(batch) = s.next_batch() {
-        let sampled: Vec<_> = batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
-        done.extend(s.commit(&batch, &sampled).iter().filter(|p| p.full).map(|p| p.id.0));
+        let full = s.commit(&batch, &sevens(&batch));
+        done.extend(batch.parts.iter().zip(full).filter(|(_, full)| *full).map(|(part, _)| part.id.0));
     }
     assert_eq!(done, [0, 1]);
     assert!(s.counts().preemptions > 0);
@@ -440,8 +461,7 @@ fn a_client_waits_a_step_for_a_slot_however_much_another_has_asked() {
     assert_eq!(s.counts().preemptions, 3);
     let mut ended = 4;
     while let Some(batch) = s.next_batch() {
-        let sampled: Vec<_> = batch.parts.iter().filter(|p| p.logits.samples()).map(|p| (p.id, 7)).collect();
-        ended += s.commit(&batch, &sampled).iter().filter(|p| p.full).count();
+        ended += s.commit(&batch, &sevens(&batch)).iter().filter(|full| **full).count();
     }
     assert_eq!(ended, 4 + 10 + 9);
 }
@@ -467,6 +487,7 @@ fn submit_input(s: &mut Scheduler, client: u64, id: u64, input: u32, max_new: us
         root: Chain::salted(u64::from(input)),
         all_logits: false,
         lora: None,
+        drafts: false,
         client: ClientId(client),
         cross: Some(output(input, 10)),
     };
@@ -531,7 +552,7 @@ fn who_leaves_before_the_input_is_encoded_leaves_no_page_behind() {
     assert_eq!(s.pool().in_use(), 4);
     // While the step is computed.
     s.drop_seq(SeqId(0));
-    assert_eq!(s.commit(&batch, &[(SeqId(0), 7)]), []);
+    assert_eq!(s.commit(&batch, &[vec![7]]), [false]);
     assert_eq!((s.pool().in_use(), s.pool().at_rest(), s.check()), (0, Ok(()), Ok(())));
     // What it encoded may be overwritten by now: nobody finds it.
     submit_input(&mut s, 0, 1, 7, 5);
@@ -550,6 +571,7 @@ fn salts_do_not_meet() {
             root,
             all_logits: false,
             lora: None,
+            drafts: false,
             cross: None,
             client: ClientId(0),
         };
@@ -569,6 +591,7 @@ fn what_cannot_fit_is_refused_with_both_numbers() {
         root: Chain::ROOT,
         all_logits: false,
         lora: None,
+        drafts: false,
         cross: None,
         client: ClientId(0),
     };
@@ -585,7 +608,7 @@ fn what_cannot_fit_is_refused_with_both_numbers() {
 #[test]
 fn pages_that_are_not_in_order_are_noticed() {
     let pool = || BlockPool::new(10, 4);
-    let told = |p: &BlockPool| (p.at_rest().err(), p.check([]).is_err());
+    let told = |p: &BlockPool| (p.at_rest().err(), p.check([], []).is_err());
     assert_eq!(told(&pool()), (None, false));
     // A leaked page.
     let mut p = pool();

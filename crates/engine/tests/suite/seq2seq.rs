@@ -13,7 +13,7 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_engine::encoder_input::EncoderInput;
 use tallow_engine::engine::spawn;
 use tallow_engine::failure::{Failure, Unfit};
-use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request};
+use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::{LogitsPolicy, Sampling};
@@ -30,23 +30,24 @@ fn start_t5<B: Backend + 'static>(
     pages: usize,
     slots: usize,
     b: impl FnOnce() -> B + Send + 'static,
-) -> EngineHandle {
+) -> RunningEngine {
     let seq2seq = Seq2SeqModel::open(&golden("t5")).unwrap_or_else(|e| panic!("{e}"));
     let vocab = seq2seq.spec.decoder.vocab;
     let info = Info { vocab, slots, context: CONTEXT, page_len: PAGE, ..info(&model(), pages) };
     let runner = move || {
         let b = b();
         let seq2seq = Seq2Seq::load(&b, &seq2seq, &mut |_, _| ControlFlow::Continue(())).unwrap();
-        let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, sequences: slots };
+        let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, state_rows: 0 };
         let runner = Runner::seq2seq(b, seq2seq, shape).map_err(Wrong::Device)?;
         let (budget, context) = (32, CONTEXT);
-        let limits = Limits { context, slots, budget, decode_budget: budget, all_logits: 8, prefixes: true };
+        let limits =
+            Limits { context, slots, budget, decode_budget: budget, all_logits: 8, draft_cost: None };
         Ok::<_, Wrong>((runner, limits))
     };
     spawn(|| Ok(info), runner).unwrap()
 }
 
-fn start_cpu(pages: usize, slots: usize) -> EngineHandle {
+fn start_cpu(pages: usize, slots: usize) -> RunningEngine {
     start_t5(pages, slots, || Cpu::new(Isa::best(), 2).unwrap())
 }
 
@@ -128,7 +129,6 @@ fn company_and_preemption_change_no_bit() {
     }
     assert!(handle.stats().preemptions.load(Ordering::Relaxed) > 0);
     comes_to_rest(&handle);
-    handle.close();
 }
 
 /// The sampler chooses where a request brings no rules of its own.
@@ -142,7 +142,6 @@ fn the_sampler_and_a_policy_write_the_same_greedily() {
     };
     let sampled = tokens(None);
     assert_eq!((sampled.len(), &sampled), (9, &tokens(Some(Arc::new(Greedy::default())))));
-    handle.close();
 }
 
 #[test]
@@ -151,7 +150,6 @@ fn a_full_context_ends_an_answer() {
     let events = events(&handle, request(words(1), usize::MAX));
     let Some(Event::Done(done)) = events.last() else { panic!("{events:?}") };
     assert_eq!((done.reason.clone(), done.new_tokens), (Finish::Length, CONTEXT - 1));
-    handle.close();
 }
 
 #[test]
@@ -175,7 +173,6 @@ fn an_input_is_encoded_once() {
     let before = computed(&handle);
     events(&handle, Request { salt: Some("key 1".into()), ..request(words.clone(), max_new) });
     assert_eq!(computed(&handle), before + words.len() as u64 + decoded);
-    handle.close();
 }
 
 #[test]
@@ -186,7 +183,6 @@ fn its_metrics_are_those_of_generation() {
     let (stats, load) = (handle.stats(), |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed));
     assert_eq!((load(&stats.prompt_tokens), load(&stats.new_tokens)), (2, 12));
     assert_eq!((load(&handle.steps().run), load(&handle.steps().failed)), (12, 0));
-    handle.close();
 }
 
 #[test]
@@ -211,12 +207,10 @@ fn who_is_at_fault_fails_alone() {
     assert!(matches!(unfit(Request { input: None, ..request(vec![3], 12) }), Unfit::Input(_)));
     assert_eq!(reason(&rest(good)), Finish::Length);
     comes_to_rest(&handle);
-    handle.close();
     // A decoder alone takes no input.
     let handle = start(20);
     let refused = events(&handle, Request { input: sound, ..request(vec![3], 12) });
     assert!(matches!(refused[..], [Event::Failed(Failure::Unfit(Unfit::Input(_)))]), "{refused:?}");
-    handle.close();
 }
 
 #[test]
@@ -239,7 +233,6 @@ fn a_request_that_fails_a_step_fails_alone() {
     }
     assert!(handle.ready().is_ok());
     comes_to_rest(&handle);
-    handle.close();
 }
 
 /// All requests get the device's words, and first the handle does.
@@ -254,7 +247,6 @@ fn a_device_lost_by_the_encoder_ends_all_requests() {
     // It may have reached the end of its context before.
     assert_eq!(ends(&rest(good)), 1);
     assert_eq!(handle.taken(), 0);
-    handle.close();
 }
 
 #[test]
@@ -273,7 +265,6 @@ fn who_leaves_while_the_input_is_encoded_leaves_no_page_behind() {
     // That step was the last: who waited was not encoded.
     assert_eq!(handle.steps().run.load(Ordering::Relaxed), 1);
     assert_eq!(reason(&events(&handle, request(vec![20; 30], 2))), Finish::Length);
-    handle.close();
 }
 
 /// Clients whose tokens were chosen, in order.
@@ -308,12 +299,11 @@ fn a_client_with_many_inputs_does_not_delay_another() {
     let order = order.lock().unwrap();
     assert_eq!((order.len(), order[..41].iter().filter(|client| **client == 2).count()), (11 * 20, 20));
     comes_to_rest(&handle);
-    handle.close();
 }
 
 #[test]
 fn it_drains_and_says_so() {
-    let handle = start_cpu(60, 1);
+    let mut handle = start_cpu(60, 1);
     let two = [1, 2].map(|i| handle.submit(request(words(i), 20)).unwrap());
     handle.drain(Duration::from_secs(20));
     assert_eq!(handle.submit(request(words(1), 2)).unwrap_err(), Failure::ShuttingDown);

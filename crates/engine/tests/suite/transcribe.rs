@@ -9,7 +9,7 @@ use crate::common::{Wrong, comes_to_rest, info, model};
 use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::engine::spawn;
-use tallow_engine::handle::Info;
+use tallow_engine::handle::{Info, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{ClientId, Limits};
@@ -19,7 +19,7 @@ use tallow_models::speech::{Job, Speech};
 use tallow_support::listener;
 
 /// Transcriber with a Whisper of random weights. Also returns the tokens of a window's encoder output.
-fn transcriber() -> (Transcriber, usize) {
+fn transcriber() -> (RunningEngine, Transcriber, usize) {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("tallow-transcribe-{}-{number}", std::process::id()));
@@ -36,14 +36,16 @@ fn transcriber() -> (Transcriber, usize) {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
         let seq2seq =
             Seq2Seq::load(&b, &seq2seq, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        let shape = KvShape { dtype: DType::F16, page_len, pages, sequences: slots };
+        let shape = KvShape { dtype: DType::F16, page_len, pages, state_rows: 0 };
         let runner = Runner::seq2seq(b, seq2seq, shape).map_err(Wrong::Device)?;
-        let limits = Limits { context, slots, budget: 64, decode_budget: 64, all_logits: 8, prefixes: true };
+        let limits =
+            Limits { context, slots, budget: 64, decode_budget: 64, all_logits: 8, draft_cost: None };
         Ok::<_, Wrong>((runner, limits))
     };
-    let handle = spawn(|| Ok(info), runner).unwrap();
+    let engine = spawn(|| Ok(info), runner).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
-    (Transcriber::new(handle, speech, tokenizer, bands, encoder_tokens), encoder_tokens)
+    let transcriber = Transcriber::new(engine.clone(), speech, tokenizer, bands, encoder_tokens);
+    (engine, transcriber, encoder_tokens)
 }
 
 /// Options at a temperature where some texts are so unlikely that their window is decoded again.
@@ -64,7 +66,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 #[test]
 fn all_drafts_of_a_window_share_what_it_was_encoded_to() {
-    let (transcriber, encoder_tokens) = transcriber();
+    let (_engine, transcriber, encoder_tokens) = transcriber();
     let (mut windows, mut segments): (usize, Vec<Segment>) = (0, Vec::new());
     let mut tell = |some: &[Segment], _: f64| {
         windows += 1;
@@ -81,12 +83,11 @@ fn all_drafts_of_a_window_share_what_it_was_encoded_to() {
     let encoded = stats.step_sizes.tokens() - load(&stats.new_tokens);
     assert_eq!((encoded as usize, load(&stats.preemptions)), (windows * encoder_tokens, 0));
     comes_to_rest(handle);
-    handle.close();
 }
 
 #[test]
 fn two_at_once_hear_what_each_hears_alone() {
-    let (transcriber, _) = transcriber();
+    let (_engine, transcriber, _) = transcriber();
     let texts = |clients: &[u64]| -> Vec<Vec<Segment>> {
         let run = |client: u64| {
             let mut segments = Vec::new();
@@ -101,12 +102,11 @@ fn two_at_once_hear_what_each_hears_alone() {
     };
     let alone = [texts(&[0]), texts(&[1])].concat();
     assert_eq!(texts(&[0, 1]), alone);
-    transcriber.handle.close();
 }
 
 #[test]
 fn a_dropped_future_cancels() {
-    let (transcriber, _) = transcriber();
+    let (_engine, transcriber, _) = transcriber();
     let (options, mut more, mut tell) = (options(0), tone(2.0), |_: &[Segment], _: f64| {});
     let mut running = Box::pin(transcriber.run(&options, &mut more, &mut tell));
     block_on(poll_fn(|cx| {
@@ -116,5 +116,4 @@ fn a_dropped_future_cancels() {
     assert_eq!(transcriber.handle.taken(), 1);
     drop(running);
     comes_to_rest(&transcriber.handle);
-    transcriber.handle.close();
 }

@@ -36,13 +36,13 @@ impl Targets {
     pub(crate) fn new(model: &Model, all: Vec<Target>) -> Targets {
         let spec = &model.spec;
         let heads = spec.layers.first().and_then(|layer| layer.mixer.heads());
-        let turned = spec.ropes.first().map(|rope| rope.dim);
+        let rope_dim = spec.ropes.first().map(|rope| rope.dim);
         Targets {
             all,
             path: model.checkpoint.path.clone(),
             family: model.family,
             is_gguf: matches!(model.checkpoint.settings, Settings::Gguf(_)),
-            reordered: heads.zip(turned).filter(|_| spec.gguf_permutes_qk),
+            reordered: heads.zip(rope_dim).filter(|_| spec.gguf_permutes_qk),
         }
     }
 
@@ -84,19 +84,19 @@ impl Targets {
 
     /// For each row of the model's tensor the adapter's row, where the two kinds of files order Q and K differently.
     fn order(&self, slot: Slot, rows: usize) -> Option<Vec<usize>> {
-        let (heads, turned) = self.reordered?;
+        let (heads, rope_dim) = self.reordered?;
         let heads = match slot {
             Slot::AttnQ => heads.q,
             Slot::AttnK => heads.kv,
             _ => return None,
         };
-        let (dim, half) = ((rows / heads.max(1)).max(1), turned / 2);
+        let (dim, half) = ((rows / heads.max(1)).max(1), rope_dim / 2);
         // GGUF stores RoPE pairs side by side; other files store them half the RoPE width apart.
-        let apart = |i: usize| {
+        let deinterleaved = |i: usize| {
             let (head, at) = (i / dim, i % dim);
             head * dim + if at < 2 * half { at / 2 + at % 2 * half } else { at }
         };
-        let order: Vec<usize> = (0..rows).map(apart).collect();
+        let order: Vec<usize> = (0..rows).map(deinterleaved).collect();
         if self.is_gguf {
             return Some(order);
         }

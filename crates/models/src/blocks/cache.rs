@@ -16,7 +16,8 @@ pub enum LayerCache<B: Backend> {
     },
     /// No cache: the layer reads another's (shared KV).
     None,
-    /// Recurrent state of constant size. A sequence has two rows; a step reads one and writes the other.
+    /// Recurrent states of constant size, one a row. A step reads the state of a sequence from one row and writes
+    /// another.
     State {
         /// Convolution state: [rows, (kernel - 1) * columns]
         window: Tensor<B>,
@@ -26,16 +27,16 @@ pub enum LayerCache<B: Backend> {
 }
 
 impl<B: Backend> LayerCache<B> {
-    /// Allocates the cache of `layer`: `pages` pages of `page_len` tokens, or states of `sequences` sequences.
+    /// Allocates the cache of `layer`: `pages` pages of `page_len` tokens, or `state_rows` recurrent states.
     pub fn new(
         b: &B,
         layer: &LayerSpec,
         dtype: DType,
         [pages, page_len]: [usize; 2],
-        sequences: usize,
+        state_rows: usize,
     ) -> Result<LayerCache<B>> {
         let page = || b.alloc(dtype, pages, page_len * layer.cache_cols(dtype));
-        let state = |len: usize| b.alloc(DType::F32, 2 * sequences, len);
+        let state = |len: usize| b.alloc(DType::F32, state_rows, len);
         Ok(match &layer.mixer {
             Mixer::Attention(_) | Mixer::Mla(_) => LayerCache::Pages { k: page()?, v: page()? },
             Mixer::SharedKv(_) => LayerCache::None,

@@ -98,9 +98,9 @@ impl<B: Backend> MoeBlock<B> {
             let then = Epilogue { scale: epilogue.scale, ..Epilogue::add_to(&y) };
             return shared.block.forward(cx, x, None, then);
         };
-        let beside = shared.block.forward(cx, x, None, Epilogue::NONE)?;
+        let shared_out = shared.block.forward(cx, x, None, Epilogue::NONE)?;
         let gate = cx.project(x, gate, Epilogue::NONE)?; // [tokens, 1]
-        let beside = b.run(Eltwise { x: &beside, op: EltwiseOp::Gate(&gate) })?;
-        b.run(Eltwise { x: &y, op: EltwiseOp::AddScaled(&beside, epilogue.scale) })
+        let shared_out = b.run(Eltwise { x: &shared_out, op: EltwiseOp::Gate(&gate) })?;
+        b.run(Eltwise { x: &y, op: EltwiseOp::AddScaled(&shared_out, epilogue.scale) })
     }
 }

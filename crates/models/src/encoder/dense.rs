@@ -39,7 +39,7 @@ impl DenseSpec {
     pub(super) fn read(checkpoint: &mut Checkpoint, folder: &str) -> LoadResult<DenseSpec> {
         let name = Path::new(folder).join("config.json");
         let file = checkpoint.path.join(&name);
-        let json = checkpoint.json_beside(&name.to_string_lossy())?;
+        let json = checkpoint.json_file(&name.to_string_lossy())?;
         let json = json.ok_or_else(|| LoadError::bad(&file, "the file", "is missing"))?;
         let count = |key: &str| match json[key].as_u64().filter(|n| (1..=MOST).contains(n)) {
             Some(n) => Ok(n as usize),

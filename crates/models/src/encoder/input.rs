@@ -146,7 +146,7 @@ impl Words {
     fn new(model: &EncoderModel) -> Result<Words> {
         let (tokenizer, spec) = (model.tokenizer()?, &model.spec);
         let (vocab, types, most) = (spec.vocab, spec.types.unwrap_or(1), model.context());
-        let json = model.checkpoint.json_beside(TOKENIZER)?.unwrap_or_default();
+        let json = model.checkpoint.json_file(TOKENIZER)?.unwrap_or_default();
         // The tokenizer's own padding token takes precedence: it is what texts were padded with in training.
         let said = [&json["pad_token"], &json["pad_token"]["content"]].into_iter().find_map(Value::as_str);
         let said = said.and_then(|token| tokenizer.id_of(token)).filter(|id| (*id as usize) < vocab);

@@ -269,12 +269,12 @@ impl<B: Backend> Encoder<B> {
                 (embed(table, &plan.tokens)?, vec![types, places]) // [tokens, dim]
             }
             (Front::Sounds(stem), Some(heard)) => {
-                (stem.forward(b, heard, plan.host.spans.len())?, vec![places]) // [tokens, dim]
+                (stem.forward(b, heard, plan.host().spans.len())?, vec![places]) // [tokens, dim]
             }
             (Front::Patches(patches), Some(numbers)) => {
                 let places = places.map(|(table, ids)| embed(table, ids)).transpose()?;
                 let Some(places) = places else { return Err(other()) };
-                (patches.forward(b, numbers, plan.host.spans.len(), &places)?, Vec::new())
+                (patches.forward(b, numbers, plan.host().spans.len(), &places)?, Vec::new())
             }
             (Front::Sounds(_) | Front::Patches(_), None) => return Err(other()),
         };
@@ -360,14 +360,14 @@ impl<B: Backend> Encoder<B> {
 
 /// Pools hidden states: one row per text, by selection, mean or maximum.
 fn pool<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
-    let lengths: Vec<usize> = texts.plan.host.spans.iter().map(|span| span.rows).collect();
+    let lengths: Vec<usize> = texts.plan.host().spans.iter().map(|span| span.rows).collect();
     let share: fn(usize) -> f32 = match by {
         Pooling::Mean => |n| 1.0 / n as f32,
         Pooling::RootMean => |n| 1.0 / (n as f32).sqrt(),
         Pooling::WeightedMean => |n| 2.0 / (n * (n + 1)) as f32,
         Pooling::Max => return max(b, x, &lengths),
         Pooling::First | Pooling::Last | Pooling::At(_) | Pooling::Largest => {
-            return rows(b, &texts.plan.host.tokens, x, (&lengths, by));
+            return rows(b, &texts.plan.host().tokens, x, (&lengths, by));
         }
     };
     let counted = |n: &usize| (1..=*n).map(|i| i as f32).collect::<Vec<_>>();

@@ -44,7 +44,7 @@ pub struct EncoderModel {
     /// Pooling, length limit and lowercasing as sentence-transformers stores them.
     pub sentence: SentenceTransformers,
     /// In a dual encoder of texts, the image encoder of the same checkpoint.
-    pub beside: Option<Box<EncoderModel>>,
+    pub image_encoder: Option<Box<EncoderModel>>,
     /// Similarity of texts and images, if the checkpoint has its parameters.
     pub matching: Option<ClipSimilarity>,
     /// Whether to load heads that only `dump` shows (masked language model head, pooler).
@@ -65,13 +65,21 @@ impl EncoderModel {
         let dense = sentence.dense.iter().map(|folder| DenseSpec::read(&mut checkpoint, folder));
         let dense = dense.collect::<Result<Vec<_>>>()?;
         let config = Config::new(&checkpoint)?;
-        let made = |family: &'static EncoderFamily, beside| {
+        let made = |family: &'static EncoderFamily, image_encoder| {
             let (checkpoint, mut spec) = (checkpoint.clone(), (family.spec)(&config)?);
             // The length limit of texts does not apply to images.
             let most_tokens = sentence.most_tokens.filter(|_| spec.patches.is_none());
             let sentence = SentenceTransformers { most_tokens, ..sentence.clone() };
             spec.dense = fitting(&checkpoint, dense.clone(), &spec)?;
-            Ok(EncoderModel { checkpoint, family, spec, sentence, beside, matching: None, extras: false })
+            Ok(EncoderModel {
+                checkpoint,
+                family,
+                spec,
+                sentence,
+                image_encoder,
+                matching: None,
+                extras: false,
+            })
         };
         let Some(images) = families::encoder_of_images(&config) else { return made(family, None) };
         let images = made(images, None)?;
@@ -85,7 +93,8 @@ impl EncoderModel {
 
     /// Vectors of texts and of images are comparable only if they are equally wide.
     fn alike(&self) -> Result<()> {
-        let widths = (self.spec.width(), self.beside.as_ref().map_or(self.spec.width(), |m| m.spec.width()));
+        let widths =
+            (self.spec.width(), self.image_encoder.as_ref().map_or(self.spec.width(), |m| m.spec.width()));
         match widths {
             (texts, images) if texts == images => Ok(()),
             (texts, images) => {
@@ -103,7 +112,7 @@ impl EncoderModel {
 
     /// The image encoder, if there is one.
     pub fn of_images(&self) -> Option<&EncoderModel> {
-        if self.spec.patches.is_some() { Some(self) } else { self.beside.as_deref() }
+        if self.spec.patches.is_some() { Some(self) } else { self.image_encoder.as_deref() }
     }
 
     pub(crate) fn source(&self) -> Source<'_> {

@@ -93,7 +93,7 @@ impl<B: Backend> AttentionPool<B> {
     }
 
     fn forward(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let (plan, heads, spans) = (&texts.plan, self.heads, &texts.plan.host.spans);
+        let (plan, heads, spans) = (&texts.plan, self.heads, &texts.plan.host().spans);
         let (cache, kv) = (&texts.cache, texts.cache.kv()?);
         let project = |x: &Tensor<B>, weights, epilogue| b.run(Linear { x, weights, epilogue });
         let qkv = project(x, &self.qkv, Epilogue::NONE)?; // [rows, 3 * dim]

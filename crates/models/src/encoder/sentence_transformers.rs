@@ -47,7 +47,7 @@ impl SentenceTransformers {
         if config.is_gguf() {
             return Ok(SentenceTransformers { pooling: gguf_pooling(config)?, ..sentence });
         }
-        let Some(modules) = checkpoint.json_beside(MODULES)? else { return Ok(sentence) };
+        let Some(modules) = checkpoint.json_file(MODULES)? else { return Ok(sentence) };
         let file = checkpoint.path.join(MODULES);
         let bad = |why: &str| FileError::bad(&file, "the file", why);
         let modules = modules.as_array().ok_or_else(|| bad("is not a list of modules"))?;
@@ -98,7 +98,7 @@ fn gguf_pooling(config: &Config<'_>) -> Result<Pooling> {
 
 /// `max_seq_length` and `do_lower_case`.
 fn of_texts(checkpoint: &Checkpoint, name: &str) -> Result<(Option<usize>, bool)> {
-    let Some(json) = checkpoint.json_beside(name)? else { return Ok((None, false)) };
+    let Some(json) = checkpoint.json_file(name)? else { return Ok((None, false)) };
     let file = checkpoint.path.join(name);
     let lowers = match &json["do_lower_case"] {
         Value::Null => false,
@@ -117,7 +117,7 @@ fn of_texts(checkpoint: &Checkpoint, name: &str) -> Result<(Option<usize>, bool)
 }
 
 fn pooling(checkpoint: &Checkpoint, name: &str) -> Result<Pooling> {
-    let Some(json) = checkpoint.json_beside(name)? else { return Ok(Pooling::Mean) };
+    let Some(json) = checkpoint.json_file(name)? else { return Ok(Pooling::Mean) };
     let file = checkpoint.path.join(name);
     let named = json["pooling_mode"].as_str();
     let is_on = |(switch, name, _): &&(&str, &str, Pooling)| match named {

@@ -55,7 +55,7 @@ impl Speech {
     /// Reads the settings from a model's files.
     pub fn read(model: &Seq2SeqModel, tokenizer: &Tokenizer) -> Result<Speech> {
         let (checkpoint, spec) = (&model.checkpoint, &model.spec);
-        let own = checkpoint.json_beside(FILE)?.unwrap_or_default();
+        let own = checkpoint.json_file(FILE)?.unwrap_or_default();
         let Settings::Hf(config) = &checkpoint.settings else {
             return Err(LoadError::unsupported(&checkpoint.path, "speech", "Hugging Face folders are read"));
         };

@@ -92,17 +92,17 @@ impl<'a, B: Backend> Weights<'a, B> {
             let ups = self.in_rows((Slot::FfnGateUpExps, i), [count, 2 * width, dim], each.bias)?;
             [ups, self.in_rows((Slot::FfnDownExpsStacked, i), [count, dim, width], each.bias)?]
         } else {
-            let gates = self.apart((Slot::FfnGateExps, i), count, width, dim, each.bias)?;
-            let ups = self.apart((Slot::FfnUpExps, i), count, width, dim, each.bias)?;
+            let gates = self.separate_experts((Slot::FfnGateExps, i), count, width, dim, each.bias)?;
+            let ups = self.separate_experts((Slot::FfnUpExps, i), count, width, dim, each.bias)?;
             let ups = gates.into_iter().zip(ups).map(|(gate, up)| vec![gate, up]).collect();
-            [ups, alone(self.apart((Slot::FfnDownExps, i), count, dim, width, each.bias)?)]
+            [ups, alone(self.separate_experts((Slot::FfnDownExps, i), count, dim, width, each.bias)?)]
         };
         let expert = |(up, mut down): (Vec<_>, Vec<_>)| down.pop().map(|down| Expert { up, down });
         Ok(ups.into_iter().zip(downs).filter_map(expert).collect())
     }
 
     /// One linear layer per expert, stored per expert or stacked in one tensor [count, rows, cols].
-    fn apart(
+    fn separate_experts(
         &mut self,
         (slot, layer): (Slot, usize),
         count: usize,
@@ -200,10 +200,10 @@ impl<'a, B: Backend> Weights<'a, B> {
         plain(stored, name, format)?;
         let size = stored.bytes().len() / count.max(1);
         let part = |e: usize, &Part { rows, first, step }: &Part| {
-            let turn = Transpose { rows, cols, across: outputs, first, step };
+            let transpose = Transpose { rows, cols, source_cols: outputs, first, step };
             let from = &stored.bytes()[e * size..(e + 1) * size];
             self.permuted_part((stored, name), &self.id(name, (e, count), cols), format, rows, |to| {
-                turn.bytes(from, to)
+                transpose.bytes(from, to)
             })
         };
         let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();

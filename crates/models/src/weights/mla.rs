@@ -43,8 +43,9 @@ impl<B: Backend> Weights<'_, B> {
         let head = |h: usize| {
             let first = h * (keys + v_dim);
             let rows = |from: usize, count: usize| &stored.bytes()[from * row..(from + count) * row];
-            let turn = Transpose { rows: kv_lora_rank, cols: keys, across: kv_lora_rank, first: 0, step: 1 };
-            let arrange = |to: &mut [u8]| turn.bytes(rows(first, keys), to);
+            let transpose =
+                Transpose { rows: kv_lora_rank, cols: keys, source_cols: kv_lora_rank, first: 0, step: 1 };
+            let arrange = |to: &mut [u8]| transpose.bytes(rows(first, keys), to);
             let id = self.id(name, (h, 2 * heads), keys);
             let k = self.permuted_part((stored, name), &id, format, kv_lora_rank, arrange)?;
             let id = self.id(name, (heads + h, 2 * heads), kv_lora_rank);

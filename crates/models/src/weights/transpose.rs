@@ -56,8 +56,8 @@ impl<B: Backend> Weights<'_, B> {
     pub(super) fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, &[cols, rows])?;
         plain(stored, name, format)?;
-        let turn = Transpose { rows, cols, across: rows, first: 0, step: 1 };
-        self.permuted(name, &[cols, rows], (rows, cols), |from, to| turn.bytes(from, to))
+        let transpose = Transpose { rows, cols, source_cols: rows, first: 0, step: 1 };
+        self.permuted(name, &[cols, rows], (rows, cols), |from, to| transpose.bytes(from, to))
     }
 
     /// A 1D convolution with kernel size 3, as a linear layer over the 3 inputs side by side.
@@ -67,10 +67,10 @@ impl<B: Backend> Weights<'_, B> {
         plain(stored, &name, format)?;
         let weight = self.permuted(&name, &[outputs, inputs, 3], shape, |from, to| {
             // In the file the three weights of an input are adjacent.
-            let turn = Transpose { rows: 3, cols: inputs, across: 3, first: 0, step: 1 };
+            let transpose = Transpose { rows: 3, cols: inputs, source_cols: 3, first: 0, step: 1 };
             let size = from.len() / outputs.max(1);
             let rows = from.chunks_exact(size.max(1)).zip(to.chunks_exact_mut(size.max(1)));
-            rows.for_each(|(from, to)| turn.bytes(from, to));
+            rows.for_each(|(from, to)| transpose.bytes(from, to));
         })?;
         Ok(LinearWeights::new(weight, self.bias(slot, outputs, Bias::Yes)?))
     }
@@ -84,7 +84,7 @@ pub struct Transpose {
     /// Inputs.
     pub cols: usize,
     /// Elements of a row of the file.
-    pub across: usize,
+    pub source_cols: usize,
     /// Position in the file's row of the first output.
     pub first: usize,
     /// Distance to the next output there.
@@ -98,14 +98,14 @@ impl Transpose {
     /// Whether the file has exactly `count` elements and the matrix lies within them.
     pub fn is_within(&self, count: usize) -> bool {
         let last = self.rows.saturating_sub(1).saturating_mul(self.step).saturating_add(self.first);
-        last < self.across && self.across.checked_mul(self.cols) == Some(count)
+        last < self.source_cols && self.source_cols.checked_mul(self.cols) == Some(count)
     }
 
     /// Transposes the file's bytes `from` into `to`, row-major.
     pub fn bytes(&self, from: &[u8], to: &mut [u8]) {
         let size = to.len() / (self.rows * self.cols).max(1);
         for (tile, to) in to.chunks_mut((Self::TILE * self.cols * size).max(1)).enumerate() {
-            for (col, from) in from.chunks_exact((self.across * size).max(1)).enumerate() {
+            for (col, from) in from.chunks_exact((self.source_cols * size).max(1)).enumerate() {
                 for (row, to) in to.chunks_exact_mut(self.cols * size).enumerate() {
                     let at = (self.first + (tile * Self::TILE + row) * self.step) * size;
                     to[col * size..][..size].copy_from_slice(&from[at..at + size]);

@@ -45,7 +45,7 @@ fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>
     let shape = [most * prompts.len(), PAGE];
     let layers = decoder.spec().layers.iter();
     let cache: Vec<_> =
-        layers.map(|l| LayerCache::new(b, l, DType::F32, shape, prompts.len()).unwrap()).collect();
+        layers.map(|l| LayerCache::new(b, l, DType::F32, shape, 2 * prompts.len()).unwrap()).collect();
     let mut step = Step { page_len: PAGE, ..Step::default() };
     let mut adapted = Vec::new();
     for (i, (ids, worn)) in prompts.iter().enumerate() {

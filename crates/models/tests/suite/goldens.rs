@@ -43,7 +43,7 @@ impl<'a, B: Backend> Runner<'a, B> {
         let decoder = Decoder::load(b, model, context, &mut |_, _| ControlFlow::Continue(())).unwrap();
         let pages = [context.div_ceil(PAGE), PAGE];
         let layers = decoder.spec().layers.iter();
-        let cache = layers.map(|l| LayerCache::new(b, l, DType::F32, pages, 1).unwrap()).collect();
+        let cache = layers.map(|l| LayerCache::new(b, l, DType::F32, pages, 2).unwrap()).collect();
         Runner { b, decoder, cache, len: 0, state: StateRows { from: 0, to: 1 } }
     }
 

@@ -60,7 +60,7 @@ const PAGE: usize = 16;
 
 /// KV caches of the layers, for two sequences of one page each.
 fn cache<B: Backend>(b: &B, decoder: &Decoder<B>, dtype: DType) -> Vec<LayerCache<B>> {
-    decoder.spec().layers.iter().map(|l| LayerCache::new(b, l, dtype, [2, PAGE], 2).unwrap()).collect()
+    decoder.spec().layers.iter().map(|l| LayerCache::new(b, l, dtype, [2, PAGE], 4).unwrap()).collect()
 }
 
 /// State rows of `sequences` sequences, if the model has recurrent layers.

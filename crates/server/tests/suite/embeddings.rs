@@ -9,7 +9,7 @@ use crate::common::client::{ask, post};
 use crate::common::{HasAddress, hello, start_server};
 use serde_json::{Value, json};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
-use tallow_engine::embedder::{EmbedderHandle, EmbedderInfo, EncoderRunner, Wanted, spawn};
+use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, RunningEmbedder, Wanted, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
 use tallow_server::{ServedEncoder, Settings, serve_encoder};
 use tallow_support::{golden, image_encoder, text_encoder};
@@ -23,7 +23,7 @@ const CLASSIFY: &str = "/classify";
 /// A served encoder.
 struct EncoderServer {
     address: SocketAddr,
-    handle: EmbedderHandle,
+    handle: RunningEmbedder,
     folder: PathBuf,
     _runtime: Runtime,
     _stop: oneshot::Sender<()>,
@@ -41,7 +41,7 @@ impl Drop for EncoderServer {
     }
 }
 
-fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> EmbedderHandle {
+fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> RunningEmbedder {
     let inputs = Inputs::new(&model).unwrap();
     let width = model.spec.head.map_or(model.spec.width(), |head| head.labels);
     let (names, classes) = (vec!["tiny".to_owned(), "alias".to_owned()], model.classes().unwrap());
@@ -50,7 +50,7 @@ fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> EmbedderHandle
         let b = Cpu::new(Isa::Scalar, 1).unwrap().with(Arithmetic::Exact);
         let load =
             |model: &EncoderModel| Encoder::load(&b, model, &mut |_, _| ControlFlow::Continue(())).unwrap();
-        let (encoder, images) = (load(&model), model.beside.as_deref().map(load));
+        let (encoder, images) = (load(&model), model.image_encoder.as_deref().map(load));
         Ok(EncoderRunner::new(b, encoder, wanted, 24).with(images))
     })
     .unwrap()

@@ -40,10 +40,10 @@ impl Wgpu {
     pub(crate) fn attend_into(&self, op: &Attend<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
         let (heads, plan) = (op.heads, op.plan);
         let group = heads.q / heads.kv;
-        let most = plan.host.spans.iter().map(|s| s.rows * group).max().unwrap_or(0).max(1);
+        let most = plan.host().spans.iter().map(|s| s.rows * group).max().unwrap_or(0).max(1);
         let rows = most.next_power_of_two().min(most_rows(heads.dim));
-        let blocks: usize = plan.host.spans.iter().map(|s| (s.rows * group).div_ceil(rows)).sum();
-        let segments = plan.host.spans.iter().map(|s| s.end().div_ceil(SEGMENT)).max().unwrap_or(0);
+        let blocks: usize = plan.host().spans.iter().map(|s| (s.rows * group).div_ceil(rows)).sum();
+        let segments = plan.host().spans.iter().map(|s| s.end().div_ceil(SEGMENT)).max().unwrap_or(0);
         let room = 4 * op.q.rows() * heads.q * segments * (heads.dim + 2);
         let spread = segments > 1 && blocks * heads.kv < BUSY && room <= SPREAD;
         let pages = Pages::new(&op.kv, heads, plan)?;
@@ -54,7 +54,7 @@ impl Wgpu {
             U("window", op.spec.window.map_or(u32::MAX, |w| u32::try_from(w).unwrap_or(u32::MAX))),
             U("chunk", op.spec.chunk.map_or(u32::MAX, |n| u32::try_from(n).unwrap_or(u32::MAX))),
             U("causal", u32::from(op.spec.causal)),
-            U("spans", plan.host.spans.len() as u32),
+            U("spans", plan.host().spans.len() as u32),
             U("segments", segments as u32),
             U("starts_at", plan.starts.offset() as u32),
             U("lens_at", plan.lens.offset() as u32),
@@ -101,7 +101,7 @@ impl Wgpu {
             .with("TILE", TILE)
             .with("SEGMENT", SEGMENT);
         let seen = |s: &Span| s.rows * s.end().min(op.spec.window.map_or(usize::MAX, |w| w + s.rows));
-        let seen: usize = plan.host.spans.iter().map(seen).sum();
+        let seen: usize = plan.host().spans.iter().map(seen).sum();
         let work = 2 * seen as u64 * heads.q_cols() as u64;
         self.gpu.launch(&Launch { kernel, args, params, grid, work })?;
         let Some(parts) = &parts else { return Ok(()) };

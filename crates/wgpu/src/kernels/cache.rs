@@ -26,7 +26,7 @@ pub(super) struct Pages {
 
 impl Pages {
     pub(super) fn new(kv: &LayerKv<'_, Wgpu>, heads: Heads, plan: &StepPlan<Wgpu>) -> Result<Pages> {
-        let (dtype, page_len, blocks) = (kv.k.dtype(), plan.host.page_len, kv.k.buf().blocks().len());
+        let (dtype, page_len, blocks) = (kv.k.dtype(), plan.host().page_len, kv.k.buf().blocks().len());
         let each = if blocks == 1 { 1 } else { kv.k.buf().rows_each() };
         let pages = Pages { dtype, heads, page_len, blocks, each };
         let refuse = |why: String| Err(Error::Device { device: "the GPU".into(), why });

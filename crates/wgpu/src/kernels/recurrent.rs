@@ -21,7 +21,7 @@ fn plan_operand<'a>(plan: &'a StepPlan<Wgpu>, params: &mut Vec<Param>) -> Result
         U("starts_at", plan.starts.offset() as u32),
         U("lens_at", plan.lens.offset() as u32),
         U("states_at", plan.states.offset() as u32),
-        U("spans", plan.host.spans.len() as u32),
+        U("spans", plan.host().spans.len() as u32),
     ]);
     Ok(Arg { name: "plan", of: "u32", access: Access::Read, block: block(&plan.starts)? })
 }
@@ -43,7 +43,7 @@ impl Wgpu {
         let mut params = Vec::new();
         let mut args = shared(&mut params)?;
         args.push(operand("window", Access::Write, op.window, &mut params)?);
-        let shape = (op.plan.host.spans.len(), (kernel - 1) * cols);
+        let shape = (op.plan.host().spans.len(), (kernel - 1) * cols);
         self.by_element(Kernel::new("causal_conv_state"), shape, args, params)
     }
 
@@ -73,7 +73,7 @@ impl Wgpu {
             .with("COLUMNS", columns)
             .with("PARTS", PARTS)
             .with("SHARING", sharing);
-        let grid = [value_dim.div_ceil(columns), values, op.plan.host.spans.len()].map(|n| n as u32);
+        let grid = [value_dim.div_ceil(columns), values, op.plan.host().spans.len()].map(|n| n as u32);
         let work = 4 * (op.v.rows() * op.heads.state_len()) as u64;
         self.gpu.launch(&Launch { kernel, args, params, grid, work })
     }

@@ -12,7 +12,7 @@ use tallow_checkpoint::Settings;
 use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::engine::spawn;
-use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request};
+use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::{Choice, Sampling};
@@ -41,6 +41,7 @@ pub(crate) fn info(model: &Model, pages: usize) -> Info {
         queue_timeout: None,
         page_len: 4,
         pages,
+        state_rows: 0,
         sampling: Sampling::default(),
         adapter_room: 1 << 20,
     }
@@ -60,10 +61,14 @@ impl From<std::io::Error> for Wrong {
 }
 
 pub(crate) fn limits() -> Limits {
-    Limits { context: 128, slots: SLOTS, budget: 32, decode_budget: 32, all_logits: 8, prefixes: true }
+    Limits { context: 128, slots: SLOTS, budget: 32, decode_budget: 32, all_logits: 8, draft_cost: None }
 }
 
-pub(crate) fn start(pages: usize) -> EngineHandle {
+pub(crate) fn start(pages: usize) -> RunningEngine {
+    start_with(pages, limits())
+}
+
+pub(crate) fn start_with(pages: usize, limits: Limits) -> RunningEngine {
     let model = model();
     let info = info(&model, pages);
     let runner = move || {
@@ -71,8 +76,8 @@ pub(crate) fn start(pages: usize) -> EngineHandle {
         let decoder =
             Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
         let runner =
-            Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, sequences: SLOTS });
-        Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits()))
+            Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, state_rows: 0 });
+        Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits))
     };
     spawn(|| Ok(info), runner).unwrap()
 }
@@ -143,17 +148,17 @@ pub(crate) fn comes_to_rest(handle: &EngineHandle) {
 }
 
 /// Engine on the faulty device.
-pub(crate) fn start_faulty() -> EngineHandle {
+pub(crate) fn start_faulty() -> RunningEngine {
     start_held(Arc::default())
 }
 
 /// The same; no step runs while the caller holds `held`.
-pub(crate) fn start_held(held: Arc<Mutex<()>>) -> EngineHandle {
+pub(crate) fn start_held(held: Arc<Mutex<()>>) -> RunningEngine {
     start_held_with(held, |_| {})
 }
 
 /// The same, with a modified `Info`.
-pub(crate) fn start_held_with(held: Arc<Mutex<()>>, change: impl FnOnce(&mut Info)) -> EngineHandle {
+pub(crate) fn start_held_with(held: Arc<Mutex<()>>, change: impl FnOnce(&mut Info)) -> RunningEngine {
     let model = model();
     let mut info = info(&model, 64);
     change(&mut info);
@@ -167,5 +172,5 @@ pub(crate) fn runner(model: &Model) -> Runner<Faulty> {
 
 fn runner_on(b: Faulty, model: &Model) -> Runner<Faulty> {
     let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64, sequences: SLOTS }).unwrap()
+    Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64, state_rows: 0 }).unwrap()
 }

@@ -1,0 +1,118 @@
+//! [`PromptLookup`]: drafts tokens of an answer by what followed the same n-gram before (prompt lookup decoding).
+//!
+//! Code that is edited, text that is quoted and structures that repeat have long stretches of the prompt in the answer.
+//! Where the last tokens occurred before, the tokens that followed them are guessed. A step computes the guesses with
+//! the last token, and those that sampling chooses are kept: the answer is the same as without drafts.
+//!
+//! A guess that is not computed is compared with the answer too. So how often guesses are right is known at no cost, and
+//! a draft is made only where it is expected to pay.
+
+use std::collections::HashMap;
+
+/// Tokens that must match before anything is guessed: fewer match by chance.
+const NGRAM: usize = 3;
+/// Most tokens of a draft.
+pub(super) const LONGEST: usize = 8;
+/// Weight of the newest guess in the estimate of how often guesses are right.
+const NEWEST: f32 = 0.15;
+
+/// Index of a sequence's n-grams, and how often guesses were right.
+#[derive(Debug)]
+pub(super) struct PromptLookup {
+    /// End of the last occurrence of each n-gram.
+    ends: HashMap<[u32; NGRAM], u32>,
+    /// Tokens indexed so far. The n-gram at the very end is left out, or it would find itself.
+    indexed: usize,
+    /// Tokens guessed to follow.
+    guess: Vec<u32>,
+    /// Share of guesses that are right, of those after a right one.
+    right: f32,
+}
+
+impl Default for PromptLookup {
+    fn default() -> PromptLookup {
+        PromptLookup { ends: HashMap::new(), indexed: 0, guess: Vec::new(), right: 0.5 }
+    }
+}
+
+impl PromptLookup {
+    /// Guesses the tokens that follow.
+    pub(super) fn guess(&mut self, tokens: &[u32]) {
+        while self.indexed + 1 < tokens.len() {
+            self.indexed += 1;
+            if let Some(ngram) = tokens[..self.indexed].last_chunk() {
+                self.ends.insert(*ngram, self.indexed as u32);
+            }
+        }
+        let found = tokens.last_chunk().and_then(|ngram: &[u32; NGRAM]| self.ends.get(ngram));
+        let following = found.map_or(&[][..], |end| &tokens[*end as usize..]);
+        self.guess = following[..following.len().min(LONGEST)].to_vec();
+    }
+
+    /// The guesses that are right with more than a probability, at most `most`.
+    pub(super) fn draft(&self, probability: f32, most: usize) -> &[u32] {
+        let likely =
+            (1..=self.guess.len().min(most)).take_while(|n| self.right.powi(*n as i32) > probability);
+        &self.guess[..likely.count()]
+    }
+
+    /// Compares the guess with the tokens that followed.
+    pub(super) fn learn(&mut self, sampled: &[u32]) {
+        for (guess, token) in self.guess.drain(..).zip(sampled) {
+            let right = guess == *token;
+            self.right += NEWEST * (f32::from(u8::from(right)) - self.right);
+            if !right {
+                break;
+            }
+        }
+        self.guess.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_followed_the_same_tokens_is_guessed() {
+        let mut lookup = PromptLookup::default();
+        lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4]);
+        assert_eq!(lookup.guess, [5, 6, 9, 2, 3, 4]);
+        // The newest occurrence counts, and the n-gram at the end is none.
+        lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4]);
+        assert_eq!(lookup.guess, [7, 2, 3, 4]);
+        lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4, 8]);
+        assert!(lookup.guess.is_empty());
+        // Too short for an n-gram.
+        let mut lookup = PromptLookup::default();
+        lookup.guess(&[]);
+        lookup.guess(&[1, 1]);
+        assert!(lookup.draft(0.0, 8).is_empty());
+    }
+
+    #[test]
+    fn drafts_are_as_long_as_guesses_are_right() {
+        let mut lookup = PromptLookup::default();
+        let tokens: Vec<u32> = (0..20).chain(0..4).collect();
+        let mut drafted = |learn: &[u32]| {
+            lookup.guess(&tokens);
+            let drafted = lookup.draft(0.4, 6).len();
+            lookup.learn(learn);
+            drafted
+        };
+        assert_eq!(drafted(&[4, 5, 6, 7]), 1);
+        for _ in 0..10 {
+            drafted(&[4, 5, 6, 7]);
+        }
+        assert_eq!(drafted(&[9]), 6);
+        for _ in 0..20 {
+            drafted(&[9]);
+        }
+        assert_eq!(drafted(&[4]), 0);
+        // Guesses that were not computed are learned from as well.
+        for _ in 0..10 {
+            drafted(&[4]);
+        }
+        assert!(drafted(&[4]) > 0);
+    }
+}

@@ -1,0 +1,150 @@
+//! Prefix caching of models with recurrent state: what is reused, and what chats compute again.
+
+use tallow_engine::block_pool::BlockPool;
+use tallow_engine::scheduler::{SNAPSHOT_EVERY, Scheduler};
+
+use crate::scheduler::{scheduler, step, submit};
+
+/// A scheduler for a model with recurrent state, with so many rows for snapshots.
+fn recurrent(slots: usize, budget: usize, snapshots: usize) -> Scheduler {
+    let limits = scheduler(5000, slots, budget, 1).limits();
+    Scheduler::new(limits, BlockPool::with_states(2000, 4, 2 * slots + snapshots))
+}
+
+/// Start and number of the tokens that each step computes, until the sequences end.
+fn computed(s: &mut Scheduler) -> Vec<(u64, usize, usize)> {
+    let steps = std::iter::from_fn(|| step(s));
+    steps.flat_map(|b| b.parts.into_iter().map(|p| (p.id.0, p.start, p.tokens.len()))).collect()
+}
+
+/// Tokens computed besides those of the answers, which come one by one.
+fn prefill(s: &mut Scheduler) -> Vec<(u64, usize, usize)> {
+    computed(s).into_iter().filter(|(_, _, count)| *count > 1).collect()
+}
+
+/// With recurrent layers pages alone are not enough: a prompt is reused up to a snapshot. Its last token is always
+/// computed, so the last snapshot is after the page before that.
+#[test]
+fn a_prompt_is_reused_up_to_a_snapshot_of_the_state() {
+    let mut s = recurrent(4, 512, 4);
+    submit(&mut s, 0, (0..42).collect(), 1);
+    assert_eq!(prefill(&mut s), [(0, 0, 40), (0, 40, 2)]);
+    submit(&mut s, 1, (0..42).collect(), 1);
+    assert_eq!(prefill(&mut s), [(1, 40, 2)]);
+    submit(&mut s, 2, (0..60).collect(), 1);
+    assert_eq!(prefill(&mut s), [(2, 40, 16), (2, 56, 4)]);
+    assert_eq!(s.counts().prefix_hits, 80);
+}
+
+/// Where a prompt leaves what an earlier one computed there is no snapshot yet. It makes one for the third.
+#[test]
+fn a_snapshot_is_made_where_prompts_part() {
+    let mut s = recurrent(4, 512, 4);
+    let prompt = |last: u32| (0..32).chain((0..12).map(|i| last + i)).collect::<Vec<u32>>();
+    submit(&mut s, 0, prompt(100), 1);
+    assert_eq!(prefill(&mut s), [(0, 0, 40), (0, 40, 4)]);
+    submit(&mut s, 1, prompt(200), 1);
+    assert_eq!(prefill(&mut s), [(1, 0, 32), (1, 32, 8), (1, 40, 4)]);
+    submit(&mut s, 2, prompt(300), 1);
+    assert_eq!(prefill(&mut s), [(2, 32, 8), (2, 40, 4)]);
+}
+
+/// Those that wait are asked for before the state is gone.
+#[test]
+fn a_snapshot_is_made_for_those_that_wait() {
+    let mut s = recurrent(4, 512, 4);
+    let prompt = |last: u32| (0..32).chain((0..12).map(|i| last + i)).collect::<Vec<u32>>();
+    for id in 0..3 {
+        submit(&mut s, id, prompt(100 * id as u32), 1);
+    }
+    let all = prefill(&mut s);
+    let total: usize = all.iter().map(|(_, _, count)| count).sum();
+    assert_eq!(total, 44 + 2 * 12, "{all:?}");
+}
+
+/// The next turn of a chat has the answer in its prompt; of the snapshots within an answer only the newest is there.
+#[test]
+fn the_next_turn_reuses_the_answer() {
+    let mut s = recurrent(1, 512, 4);
+    submit(&mut s, 0, (0..10).collect(), 30);
+    computed(&mut s);
+    let blank = s.pool().blank_states();
+    assert_eq!(blank, 6 - 2, "of the prompt and of the answer");
+    // The step's made-up tokens are all 7; the last one is sampled, and not computed.
+    let turn: Vec<u32> = (0..10).chain([7; 30]).chain(50..60).collect();
+    submit(&mut s, 1, turn, 1);
+    assert_eq!(prefill(&mut s), [(1, 36, 12), (1, 48, 2)]);
+}
+
+/// A long prompt has snapshots on its way, as long as there are rows that hold nothing.
+#[test]
+fn long_prompts_have_snapshots_on_their_way() {
+    for (snapshots, reused) in [(8, 3 * SNAPSHOT_EVERY), (0, 0)] {
+        let mut s = recurrent(1, 512, snapshots);
+        submit(&mut s, 0, (0..4000).collect(), 1);
+        computed(&mut s);
+        submit(&mut s, 1, (0..3500).chain([9; 100]).collect(), 1);
+        assert_eq!(prefill(&mut s)[0].1, reused);
+    }
+}
+
+/// However few rows there are, every sequence is computed; snapshots that are evicted are found no more.
+#[test]
+fn rows_for_two_states_a_slot_are_enough() {
+    let mut s = recurrent(3, 24, 0);
+    for id in 0..9 {
+        submit(&mut s, id, (0..30).map(|i| i + 40 * id as u32).collect(), 20);
+    }
+    computed(&mut s);
+    assert!(s.is_idle());
+    assert_eq!(s.pool().at_rest(), Ok(()));
+    submit(&mut s, 9, (0..30).collect(), 1);
+    assert_eq!(prefill(&mut s)[0].1, 0);
+}
+
+/// Length of the common beginning.
+fn common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// Twenty turns of an agent: a long system prompt with tools, results of tools, answers whose thinking the template
+/// strips, and results that are edited later. Returns the share of prompt tokens that were computed although an earlier
+/// turn had computed them, with the same tokens before them.
+fn computed_again(mut s: Scheduler) -> f64 {
+    let mut fresh = 0u32;
+    let mut text = |count: usize| -> Vec<u32> {
+        fresh += count as u32;
+        (fresh - count as u32..fresh).map(|i| 1000 + i).collect()
+    };
+    let mut chat = vec![text(6000)];
+    let (mut seen, mut again, mut total): (Vec<Vec<u32>>, usize, usize) = (Vec::new(), 0, 0);
+    for turn in 0..20 {
+        chat.push(text(1100));
+        if turn % 7 == 6 {
+            // A result of the turn before is replaced.
+            let edited = chat.len() - 3;
+            chat[edited] = text(900);
+        }
+        let prompt = chat.concat();
+        let known = seen.iter().map(|seen| common(seen, &prompt)).max().unwrap_or(0);
+        submit(&mut s, turn, prompt.clone(), 180);
+        let first = prefill(&mut s)[0].1;
+        again += known.saturating_sub(first);
+        total += prompt.len();
+        // The step's made-up tokens are all 7. The next prompt has the answer without the thinking.
+        seen.push([&prompt[..], &[7; 179]].concat());
+        chat.push(vec![7; 60].into_iter().chain(text(1)).collect());
+    }
+    assert!(total > 300_000, "{total}");
+    again as f64 / total as f64
+}
+
+#[test]
+fn an_agent_of_twenty_turns_computes_little_again() {
+    let limits = scheduler(40_000, 2, 256, 1).limits();
+    let pages = || BlockPool::new(4000, 16);
+    let plain = computed_again(Scheduler::new(limits, pages()));
+    let hybrid = computed_again(Scheduler::new(limits, BlockPool::with_states(4000, 16, 2 * 2 + 24)));
+    println!("computed again: {:.2} %, with recurrent state {:.2} %", 100.0 * plain, 100.0 * hybrid);
+    assert!(plain < 0.005 && hybrid < 0.02, "{plain} {hybrid}");
+}

@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""Measures speculative decoding (prompt lookup) against plain decoding, in one run, on one model file.
+
+    python3 tools/bench/speculative.py TALLOW MODEL.gguf [--rounds 3] [--requests 200] [SERVE OPTION...]
+
+Two servers of the same program, one with --speculative off, answer the same requests in turn. "Repeats" is greedy decoding
+of a prompt that repeats itself: a model that copies, or one of random weights, which soon goes in circles, is the best case.
+"Random" is sampled at temperature 1, where nothing can be guessed: the cost. All answers of both servers are compared, and
+those to as many requests of mixed sampling as --requests says. Prints a table in Markdown."""
+
+import argparse
+import http.client
+import pathlib
+import random
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+
+from processes import PATIENCE, Failed, running, stream
+
+TOKENS = range(100, 2000)
+
+
+def repeats(number: int) -> dict:
+    chance = random.Random(number)
+    line = [chance.choice(TOKENS) for _ in range(24)]
+    return {"prompt": line * 8, "max_tokens": 192, "temperature": 0, "ignore_eos": True}
+
+
+def sampled(number: int) -> dict:
+    chance = random.Random(number)
+    prompt = [chance.choice(TOKENS) for _ in range(192)]
+    return {"prompt": prompt, "max_tokens": 96, "temperature": 1, "seed": number, "ignore_eos": True}
+
+
+def mixed(number: int) -> dict:
+    """Requests of all kinds, which share prefixes and end at different lengths."""
+    chance = random.Random(number)
+    body = repeats(number % 20) if chance.random() < 0.7 else sampled(number % 20)
+    return body | {
+        "max_tokens": chance.randint(1, 64), "seed": number, "temperature": chance.choice([0, 0, 0.3, 0.8]),
+        "top_k": chance.choice([0, 5, 40]), "presence_penalty": chance.choice([0, 0, 0.4]),
+        "repetition_penalty": chance.choice([1, 1, 1.1]), "logprobs": chance.choice([None, None, 2])}
+
+
+def drive(port: int, bodies: list[dict], clients: int) -> tuple[float, list[str]]:
+    """Tokens per second, and the answers."""
+    begun = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        answers = list(pool.map(lambda body: stream(f"127.0.0.1:{port}", body), bodies))
+    tokens = sum(answer.usage["completion_tokens"] for answer in answers)
+    return tokens / (time.perf_counter() - begun), [answer.text for answer in answers]
+
+
+def counts(port: int) -> dict[str, int]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    found = [line.split() for line in lines if line.startswith("vllm:spec_decode_num_")]
+    return {name.partition("_num_")[2].partition("_tokens")[0]: int(float(value)) for name, value in found}
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("tallow", type=pathlib.Path)
+    parser.add_argument("model", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=200)
+    options, more = parser.parse_known_args(args)
+    serve = [str(options.tallow), "serve", str(options.model), "--device", "cpu", "--offline", *more]
+    kinds = [(f"{name}, {clients} client{'s' * (clients > 1)}", kind, clients)
+             for name, kind in [("repeats", repeats), ("random", sampled)] for clients in [1, 8]]
+    with running([*serve, "--speculative", "off"]) as (plain, _), running(serve) as (drafts, _):
+        print("| requests | plain tokens/s | speculative tokens/s | ratio (least–most) | drafted | right |")
+        print("|---|---:|---:|---:|---:|---:|")
+        number = 0
+        for name, kind, clients in kinds:
+            speeds, before = [], counts(drafts)
+            for round_ in range(options.rounds):
+                bodies = [kind(number + i) for i in range(2 * clients if clients > 1 else 3)]
+                number += len(bodies)
+                # Each is first every other time.
+                order = [plain, drafts][::-1 if round_ % 2 else 1]
+                done = {port: drive(port, bodies, clients) for port in order}
+                (slow, want), (fast, got) = done[plain], done[drafts]
+                if got != want:
+                    raise Failed(f"{name}: answers differ with drafts and without")
+                speeds.append((slow, fast, fast / slow))
+            drafted, accepted = [counts(drafts)[name] - before[name] for name in ["draft", "accepted"]]
+            slow, fast, ratio = map(median, zip(*speeds))
+            least, most = [edge(r for *_, r in speeds) for edge in (min, max)]
+            print(f"| {name} | {slow:.1f} | {fast:.1f} | {ratio:.2f} ({least:.2f}–{most:.2f}) | {drafted} | {accepted} |", flush=True)
+        bodies = [mixed(i) for i in range(options.requests)]
+        if drive(plain, bodies, 6)[1] != drive(drafts, bodies, 6)[1]:
+            raise Failed("mixed requests: answers differ with drafts and without")
+        print(f"\nAll answers were the same, those to {options.requests} mixed requests too.")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Failed as e:
+        sys.exit(f"error: {e}")

@@ -132,12 +132,28 @@ def drive(port: int, load: Load, clients: int, requests: int, seed: int) -> list
     return [requests * load.generated / seconds, median(firsts), firsts[math.ceil(0.95 * len(firsts)) - 1]]
 
 
+class Answer(NamedTuple):
+    first: float | None  # milliseconds to the first text
+    text: str
+    usage: dict
+
+
 def ask(port: int, prompt: list[int], generated: int) -> float:
     """One request; milliseconds to the first text of its answer. An answer that is not whole is refused."""
-    body = {"prompt": prompt, "max_tokens": generated, "temperature": 0, "ignore_eos": True, "stream": True,
-            "stream_options": {"include_usage": True}}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    first, usage = None, {}
+    answer = stream(f"127.0.0.1:{port}", {"prompt": prompt, "max_tokens": generated, "temperature": 0, "ignore_eos": True})
+    counted, wanted = [answer.usage.get("prompt_tokens"), answer.usage.get("completion_tokens")], [len(prompt), generated]
+    if counted != wanted:
+        raise Failed(f"the server counted {counted} tokens of prompt and answer, not {wanted}")
+    if answer.first is None:
+        raise Failed("an answer has no text")
+    return answer.first
+
+
+def stream(address: str, body: dict) -> Answer:
+    """One request for a completion, whose answer is streamed."""
+    body = body | {"stream": True, "stream_options": {"include_usage": True}}
+    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
+    first, text, usage = None, "", {}
     try:
         begun = time.perf_counter()
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -150,16 +166,12 @@ def ask(port: int, prompt: list[int], generated: int) -> float:
             event = json.loads(line[5:])
             if event.get("error"):
                 raise Failed(f"the server answered {event['error']}")
-            if first is None and any(choice.get("text") for choice in event.get("choices", [])):
-                first = time.perf_counter() - begun
+            text += "".join(choice.get("text") or "" for choice in event.get("choices", []))
+            if first is None and text:
+                first = 1000 * (time.perf_counter() - begun)
             usage = event.get("usage") or usage
     except (OSError, http.client.HTTPException, ValueError) as e:
         raise Failed(f"an answer broke off: {e}") from e
     finally:
         connection.close()
-    counted, wanted = [usage.get("prompt_tokens"), usage.get("completion_tokens")], [len(prompt), generated]
-    if counted != wanted:
-        raise Failed(f"the server counted {counted} tokens of prompt and answer, not {wanted}")
-    if first is None:
-        raise Failed("an answer has no text")
-    return 1000 * first
+    return Answer(first, text, usage)

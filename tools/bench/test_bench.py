@@ -13,6 +13,8 @@ import xml.etree.ElementTree
 
 import bench_peers
 import processes
+import speculative
+import turns
 from bench_peers import CLAIMS, GROUPS, ROOT, Failed, Job, Measured, Program, jobs
 from processes import Load
 from report import (NEW, OLD, OTHERS, OURS, Claim, Limits, Results, Row, Run, between_markers, chart, comparison, line, section,
@@ -299,6 +301,24 @@ class Serving(unittest.TestCase):
         refused("answered 400: wrong", "wrong", 400)
         refused("answered full", event(error="full"))
         refused("has no text", USAGE)
+
+
+    def test_turns_count_what_was_seen_before(self):
+        usage = {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
+        port = self.served(event(choices=[{"text": "a"}], usage=usage))
+        self.assertEqual(turns.ask(f"127.0.0.1:{port}", [1, 2, 3], 4)[1], 2)
+        self.assertRaisesRegex(Failed, "counted 3 tokens, not 2", turns.ask, f"127.0.0.1:{port}", [1, 2], 4)
+        self.assertEqual([turns.common(*pair) for pair in [([1, 2, 3], [1, 2, 4, 5]), ([1], [1, 2]), ([], [1])]], [2, 1, 0])
+        prompts = turns.conversation(10, 3000)
+        shared = [turns.common(a, b) / len(a) for a, b in zip(prompts, prompts[1:])]
+        self.assertEqual((len(prompts), sum(share < 1 for share in shared)), (12, 2))
+        self.assertTrue(2500 < len(prompts[-1]) <= 3000 and min(shared) > 0.9, (len(prompts[-1]), shared))
+
+    def test_requests_with_drafts_are_the_same_each_time(self):
+        self.assertEqual(speculative.mixed(5), speculative.mixed(5))
+        self.assertEqual(len({json.dumps(speculative.mixed(i)) for i in range(50)}), 50)
+        speed, answers = speculative.drive(self.served(ANSWER), [speculative.repeats(1), speculative.sampled(2)], 2)
+        self.assertEqual((speed > 0, answers), (True, ["a", "a"]))
 
 
 class Comparisons(unittest.TestCase):

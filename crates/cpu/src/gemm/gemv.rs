@@ -80,7 +80,7 @@ pub(crate) unsafe fn gemv<L: Lines>(t: &mut GemvTask<'_>) {
 /// `T` rows from `row` on. Returns `T`.
 #[inline(always)]
 unsafe fn some_rows<L: Lines, const T: usize>(t: &mut GemvTask<'_>, row: usize) -> usize {
-    if T <= L::GEMV_MAX_ROWS
+    if const { T <= L::GEMV_MAX_ROWS }
         && let Some(sums) = t.sums[row..].first_chunk_mut::<T>()
     {
         let (w, pair, x, first) = (t.w, t.pair, t.x, t.rows.start + row);

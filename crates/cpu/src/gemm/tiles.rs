@@ -89,7 +89,7 @@ unsafe fn tile<L: Lines, const T: usize, const RUN: usize, const MINS: bool, con
     t: &mut GemmTask<'_>,
     row: usize,
 ) -> usize {
-    if T > L::GEMM_ROWS {
+    if const { T > L::GEMM_ROWS } {
         return T;
     }
     let [first, second] = &*t.chunks;
@@ -133,7 +133,7 @@ unsafe fn int_tiles<L: Lines, F: HasPackedKind>(t: &mut GemmTask<'_>) {
 /// Tile of `T` rows from `row` on. Returns `T`.
 #[inline(always)]
 unsafe fn int_tile<L: Lines, F: HasPackedKind, const T: usize>(t: &mut GemmTask<'_>, row: usize) -> usize {
-    if T > L::GEMM_ROWS {
+    if const { T > L::GEMM_ROWS } {
         return T;
     }
     let [first, second] = &*t.chunks;
@@ -175,7 +175,7 @@ pub(crate) unsafe fn gemm_float<L: Lines>(t: &mut FloatGemmTask<'_>) {
 
 #[inline(always)]
 unsafe fn plain_tile<L: Lines, const T: usize>(t: &mut FloatGemmTask<'_>, row: usize) -> usize {
-    if T > L::GEMM_ROWS_F32 {
+    if const { T > L::GEMM_ROWS_F32 } {
         return T;
     }
     let x: [*const f32; T] = std::array::from_fn(|i| t.x.row(row + i)[t.inputs.clone()].as_ptr());

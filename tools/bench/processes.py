@@ -10,11 +10,12 @@ import pathlib
 import random
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple, NoReturn
 
 # Token ids of prompts, which have the same length for every server that way: in the model's vocabulary, and not special.
 TOKENS = range(30_000, 120_000)
@@ -24,6 +25,14 @@ PATIENCE = 600
 
 class Failed(Exception):
     """What a program did wrong, for people."""
+
+
+def program(main: Callable[[list[str]], int]) -> NoReturn:
+    """Runs a program to its end, and says what failed."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except Failed as e:
+        sys.exit(f"error: {e}")
 
 
 def ticks(server: int | None) -> tuple[float, float, float] | None:

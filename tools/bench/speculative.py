@@ -12,12 +12,11 @@ import argparse
 import http.client
 import pathlib
 import random
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
-from processes import PATIENCE, Failed, running, stream
+from processes import PATIENCE, Failed, program, running, stream
 
 TOKENS = range(100, 2000)
 
@@ -100,7 +99,4 @@ def main(args: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except Failed as e:
-        sys.exit(f"error: {e}")
+    program(main)

@@ -14,11 +14,10 @@ tokens cost. Prints a table in Markdown."""
 import argparse
 import pathlib
 import random
-import sys
 import urllib.parse
 from statistics import median
 
-from processes import Failed, running, stream
+from processes import Failed, program, running, stream
 
 TOKENS = range(100, 2000)
 ANSWER = 48
@@ -99,7 +98,4 @@ def main(args: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except Failed as e:
-        sys.exit(f"error: {e}")
+    program(main)

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tallow_core::Backend;
-use tallow_engine::block_pool::BlockId;
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Info, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, BatchPart, Limits, SeqId, Wanted};
+use tallow_engine::scheduler::{Limits, Wanted};
 use tallow_engine::step_budget;
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -154,7 +153,7 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
                 true => step_budget::draft_cost(&runner, &limits, loading.shape.page_len)?,
                 false => None,
             };
-            tracing::debug!("cost of one more token in a step: {draft_cost:?} of a step with one");
+            tracing::debug!("cost of one more token in a step, as a share of a step with one: {draft_cost:?}");
             Ok((runner, Limits { draft_cost, ..limits }))
         })
     }
@@ -195,23 +194,7 @@ impl Loading {
     /// A prefill step and a decode step.
     fn warm_up<B: Backend>(&self, runner: &Runner<B>) -> Result<(), Failed> {
         for tokens in [self.context.min(64), 1] {
-            let blocks = (0..tokens.div_ceil(self.shape.page_len) as u32).map(BlockId).collect();
-            let (id, tokens, logits) = (SeqId(0), vec![0; tokens], Wanted::Last);
-            let state = runner.states_of(0, 0);
-            runner.logits(&Batch {
-                parts: vec![BatchPart {
-                    id,
-                    tokens,
-                    drafted: 0,
-                    start: 0,
-                    blocks,
-                    state,
-                    logits,
-                    lora: None,
-                    cross: None,
-                }],
-            })?;
-            runner.backend().sync()?;
+            step_budget::time_step(runner, 0, tokens, Wanted::Last, self.shape.page_len)?;
         }
         Ok(())
     }

@@ -59,15 +59,15 @@ pub fn time<B: Backend>(runner: &Runner<B>, limits: &Limits, page_len: usize) ->
         if begun.elapsed() + next > ALL {
             break;
         }
-        let took = time_one(runner, start, tokens, Wanted::Last, page_len)?;
+        let took = time_step(runner, start, tokens, Wanted::Last, page_len)?;
         timings.retain(|(before, _)| *before != tokens);
         timings.push((tokens, took));
     }
     Ok(timings)
 }
 
-/// Times a step of a sequence.
-fn time_one<B: Backend>(
+/// Computes a step of one sequence on the first pages of an unused cache, and returns how long it took.
+pub fn time_step<B: Backend>(
     runner: &Runner<B>,
     start: usize,
     tokens: usize,
@@ -83,8 +83,8 @@ fn time_one<B: Backend>(
     Ok(now.elapsed())
 }
 
-/// Cost of one more token in a step, with its logits, as a share of the cost of a step with one token, rounded up: by the
-/// least times of a few steps on an unused cache. `None` if a step cannot have as many tokens.
+/// Cost of one more token in a step, with its logits, as a share of the cost of a step with one token: by the least times
+/// of a few steps on an unused cache, with a margin. `None` if a step cannot have as many tokens.
 pub fn draft_cost<B: Backend>(
     runner: &Runner<B>,
     limits: &Limits,
@@ -101,7 +101,7 @@ pub fn draft_cost<B: Backend>(
             break;
         }
         for (least, tokens) in least.iter_mut().zip([1, DRAFT]) {
-            let took = time_one(runner, start, tokens, Wanted::All { last: true }, page_len)?;
+            let took = time_step(runner, start, tokens, Wanted::All { last: true }, page_len)?;
             *least = took.min(*least);
         }
     }

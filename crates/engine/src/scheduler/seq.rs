@@ -28,7 +28,7 @@ pub(super) struct Seq {
     pub(super) state: Option<StateRow>,
     /// Row that its next step writes.
     pub(super) next_state: Option<StateRow>,
-    /// Where in the prompt snapshots of the state are made. Its steps end there.
+    /// Prompt positions after which snapshots of the state are due. Its steps end there.
     pub(super) snapshots: BTreeSet<usize>,
     /// The newest snapshot within the answer. The next one replaces it.
     answer_snapshot: Option<(BlockId, StateRow)>,
@@ -130,8 +130,8 @@ impl Seq {
         }
     }
 
-    /// Where snapshots are made: at the end of its last full page, where it leaves the `published` tokens that others
-    /// computed, and at regular intervals.
+    /// Plans the snapshots of its prompt: at the end of its last full page, where it leaves the `published` tokens that
+    /// others computed, and at regular intervals.
     pub(super) fn plan_snapshots(&mut self, published: usize, page_len: usize) {
         let end = self.usable(page_len).len();
         let every = SNAPSHOT_EVERY.next_multiple_of(page_len);

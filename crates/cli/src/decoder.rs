@@ -153,7 +153,9 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
                 true => step_budget::draft_cost(&runner, &limits, loading.shape.page_len)?,
                 false => None,
             };
-            tracing::debug!("cost of one more token in a step, as a share of a step with one: {draft_cost:?}");
+            tracing::debug!(
+                "cost of one more token in a step, as a share of a step with one: {draft_cost:?}"
+            );
             Ok((runner, Limits { draft_cost, ..limits }))
         })
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytemuck::cast_slice_mut;
 use tallow_core::ops::TopK;
-use tallow_core::{Backend, Error, Reading, Span, StateRows, Step, StepPlan, Tensor};
+use tallow_core::{Backend, Error, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::{Encoder, Input};
@@ -32,7 +32,7 @@ pub struct Runner<B: Backend> {
 }
 
 /// Sampling input of a part.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SampleInput<'a> {
     /// Samples the next token.
     pub sampler: &'a Sampler,
@@ -40,6 +40,23 @@ pub struct SampleInput<'a> {
     pub prompt: &'a [u32],
     /// Encoder input, for parts whose input is encoded.
     pub input: Option<&'a EncoderInput>,
+}
+
+/// A step that was launched: what the host needs to finish it.
+#[derive(Debug)]
+pub struct Launched<B: Backend> {
+    needs: Vec<LogitsPlan>,
+    logits: FetchedLogits<B>,
+    /// Columns of the logits.
+    vocab: usize,
+    runs: bool,
+}
+
+impl<B: Backend> Launched<B> {
+    /// Whether the device computes it while the host goes on; otherwise it has been computed.
+    pub fn runs(&self) -> bool {
+        self.runs
+    }
 }
 
 /// Result of a part.
@@ -170,13 +187,19 @@ impl<B: Backend> Runner<B> {
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }
 
-    /// Runs a batch; `asked` has one entry per part. The inputs of parts that say so are encoded first. Non-finite logits
-    /// fail only their own part.
+    /// Runs a batch: [`launch`](Self::launch) and [`finish`](Self::finish). `asked` has one entry per part.
     pub fn run(
         &self,
         batch: &Batch,
         asked: &[SampleInput<'_>],
     ) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
+        let launched = self.launch(batch, asked)?;
+        self.finish(launched, batch, &asked.iter().copied().map(Some).collect::<Vec<_>>())
+    }
+
+    /// Launches a batch and asks for what is needed of its logits, without waiting for the device; `asked` has one entry
+    /// per part. The inputs of parts that say so are encoded first.
+    pub fn launch(&self, batch: &Batch, asked: &[SampleInput<'_>]) -> Result<Launched<B>, Error> {
         for (part, asked) in batch.parts.iter().zip(asked) {
             let cross = part.cross.as_ref().filter(|cross| cross.encode);
             if let Some((cross, input)) = cross.zip(asked.input) {
@@ -184,25 +207,39 @@ impl<B: Backend> Runner<B> {
             }
         }
         let logits = self.compute(batch, |_, _| Ok(()))?;
-        let mut end = 0;
+        let (mut end, vocab) = (0, logits.cols());
         let needs = batch.parts.iter().zip(asked).map(|(part, asked)| {
             let first = end;
             end += outputs(part);
-            LogitsPlan::new(part, asked, first..end, logits.cols())
+            LogitsPlan::new(part, asked, first..end, vocab)
         });
         let needs: Vec<LogitsPlan> = needs.collect();
-        let (mut rows, likely) = self.read(&logits, &needs)?;
-        let mut rows = rows.chunks_exact_mut(logits.cols().max(1));
+        let logits = self.fetch(&logits, &needs)?;
+        Ok(Launched { needs, logits, vocab, runs: self.b.begin()? })
+    }
+
+    /// Waits for a batch that was launched, and samples. `asked` has one entry per part: as at the launch, or `None` where
+    /// nobody wants the outcome any more, which is then empty. Non-finite logits fail only their own part.
+    pub fn finish(
+        &self,
+        launched: Launched<B>,
+        batch: &Batch,
+        asked: &[Option<SampleInput<'_>>],
+    ) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
+        let Launched { needs, logits, vocab, .. } = launched;
+        let (mut rows, likely) = self.wait(logits)?;
+        let mut rows = rows.chunks_exact_mut(vocab.max(1));
         let parts = batch.parts.iter().zip(asked).zip(&needs);
         let outcomes = parts.map(|((part, asked), needs)| {
             let rows = rows.by_ref().take(needs.rows()).collect();
+            let Some(asked) = asked else { return Ok(Outcome::default()) };
             outcome(part, asked, rows, needs.likely.iter().flat_map(|(rows, k)| likely.of(rows.clone(), *k)))
         });
         Ok(outcomes.collect())
     }
 
-    /// Reads what a step needs of its logits in one transfer: full rows and top-k candidates.
-    fn read(&self, logits: &Tensor<B>, needs: &[LogitsPlan]) -> Result<(Vec<f32>, TopKRows), Error> {
+    /// Asks for what a step needs of its logits, in one transfer: full rows and top-k candidates.
+    fn fetch(&self, logits: &Tensor<B>, needs: &[LogitsPlan]) -> Result<FetchedLogits<B>, Error> {
         let whole = runs(needs.iter().flat_map(|n| n.whole.clone()));
         let whole: Vec<Tensor<B>> = whole.into_iter().map(|rows| logits.row_range(rows)).collect();
         let candidates: Vec<&(Range<usize>, usize)> =
@@ -213,24 +250,45 @@ impl<B: Backend> Runner<B> {
         let x = logits.row_range(first..end);
         let top = if candidates.is_empty() { None } else { Some(self.b.run(TopK { x: &x, k })?) };
 
-        let mut rows = vec![0.0; whole.iter().map(Tensor::len).sum()];
-        let count = (end - first) * k;
+        let likely = top.iter().flat_map(|top| [&top.ids, &top.values]);
+        let wanted: Vec<&Tensor<B>> = whole.iter().chain(likely).collect();
+        let pending = if wanted.is_empty() { None } else { Some(self.b.fetch(&wanted)?) };
+        let (whole, count) = (whole.iter().map(Tensor::len).collect(), (end - first) * k);
+        Ok(FetchedLogits { whole, first, k, count, pending })
+    }
+
+    /// Waits for the logits of a step: full rows and top-k candidates.
+    fn wait(&self, logits: FetchedLogits<B>) -> Result<(Vec<f32>, TopKRows), Error> {
+        let FetchedLogits { whole, first, k, count, pending } = logits;
+        let mut rows = vec![0.0; whole.iter().sum()];
         let mut likely = TopKRows { first, k, tokens: vec![0; count], logits: vec![0.0; count] };
-        let (mut left, mut wanted) = (&mut rows[..], Vec::new());
-        for from in &whole {
-            let (to, others) = left.split_at_mut(from.len());
+        let Some(pending) = pending else { return Ok((rows, likely)) };
+        let (mut left, mut to) = (&mut rows[..], Vec::new());
+        for len in whole {
+            let (some, others) = left.split_at_mut(len);
             left = others;
-            wanted.push(Reading { from, to: cast_slice_mut(to) });
+            to.push(cast_slice_mut(some));
         }
-        if let Some(top) = &top {
-            wanted.push(Reading { from: &top.ids, to: cast_slice_mut(&mut likely.tokens) });
-            wanted.push(Reading { from: &top.values, to: cast_slice_mut(&mut likely.logits) });
+        if count > 0 {
+            to.push(cast_slice_mut(&mut likely.tokens));
+            to.push(cast_slice_mut(&mut likely.logits));
         }
-        if !wanted.is_empty() {
-            self.b.read(&mut wanted)?;
-        }
+        self.b.wait(pending, &mut to)?;
         Ok((rows, likely))
     }
+}
+
+/// What a step needs of its logits, on its way to the host.
+#[derive(Debug)]
+struct FetchedLogits<B: Backend> {
+    /// Elements of each run of full rows.
+    whole: Vec<usize>,
+    /// Top-k candidates: the first row, tokens per row, and tokens in all.
+    first: usize,
+    k: usize,
+    count: usize,
+    /// `None` if nothing is needed.
+    pending: Option<B::Pending>,
 }
 
 /// Which logits of a part are read from the device.

@@ -38,6 +38,11 @@ impl Backend for Wgpu {
         self.gpu.wait()
     }
 
+    fn begin(&self) -> Result<bool> {
+        self.gpu.submit()?;
+        Ok(true)
+    }
+
     fn embed(&self, op: &Embed<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
         let out = self.like(op.ids.cols(), op.table.cols())?;
         self.embed_into(op, &out)?;

@@ -12,7 +12,7 @@ use crate::{HostWeight, Memory, Result, Tensor, Trace, Weight};
 
 /// A device: its [`Memory`] and its queue. The value belongs to one thread, the engine's; it has no global state.
 ///
-/// Ops execute in launch order; results are visible to [`read`](Memory::read) and after [`sync`](Backend::sync).
+/// Ops execute in launch order; results are visible to [`fetch`](Memory::fetch) and after [`sync`](Backend::sync).
 /// Ops return fresh tensors and leave their operands unchanged; only `copy`, `kv_write`, `index_rows` in scatter-add
 /// mode, and `causal_conv` and `gated_delta` (recurrent state) write into memory passed to them.
 ///
@@ -63,6 +63,21 @@ pub trait Backend: Memory {
     /// Top-k elements of each row.
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>>;
 
+    // ---- defaults of the device -------------------------------------------------------------------------------
+
+    /// Hands over what was launched and fetched, so that the device computes it while the host does something else.
+    /// Returns whether it does. By default nothing is left to hand over: an op is computed when it is launched.
+    fn begin(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Seconds on the device's clock, read after all ops launched so far have finished.
+    fn clock(&self) -> Result<f64> {
+        self.sync()?;
+        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+        Ok(START.elapsed().as_secs_f64())
+    }
+
     // ---- fused ops: defaults composed of the above, to be overridden for speed --------------------------------
 
     /// Uploads a checkpoint's weight, packed as the device's kernels read it, or returns an error that says why not.
@@ -108,13 +123,6 @@ pub trait Backend: Memory {
     /// LM head: logits of some rows of the hidden states.
     fn head(&self, op: &Head<'_, Self>) -> Result<Tensor<Self>> {
         compose::head(self, op)
-    }
-
-    /// Seconds on the device's clock, read after all ops launched so far have finished.
-    fn clock(&self) -> Result<f64> {
-        self.sync()?;
-        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
-        Ok(START.elapsed().as_secs_f64())
     }
 
     // ---- provided: the entry point for models ----------------------------------------------------------------

@@ -10,6 +10,7 @@ mod embedder;
 mod engine;
 mod invariants;
 mod lost;
+mod pipelined;
 mod reads;
 mod sampler;
 mod scheduler;

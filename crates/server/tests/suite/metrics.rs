@@ -131,9 +131,13 @@ fn metrics_have_the_names_that_routers_and_dashboards_read() {
     is("request_max_num_generation_tokens_sum", "", 12.0);
     is("request_max_num_generation_tokens_count", "", 3.0);
     assert!(of(&samples, "iteration_tokens_total_count", "") >= 4.0);
-    for name in
-        ["failed_steps_total", "page_faults_total", "num_preemptions_total", "log_lines_dropped_total"]
-    {
+    for name in [
+        "failed_steps_total",
+        "wasted_tokens_total",
+        "page_faults_total",
+        "num_preemptions_total",
+        "log_lines_dropped_total",
+    ] {
         is(name, "", 0.0);
     }
     is("build_info", &format!(",version=\"{}\",commit=\"\"", env!("CARGO_PKG_VERSION")), 1.0);

@@ -1,10 +1,10 @@
 //! [`Null`]: a backend that checks and records ops but computes nothing.
 
-use crate::ops::{Embed, Required, TopK, TopKOut};
+use crate::ops::{Embed, Required, TailSum, TopK, TopKOut};
 use crate::{Backend, DType, Memory, Reading, Result, Tensor, Trace};
 
-/// Required methods of a backend that computes nothing. `embed` and `topk`, where a step begins and ends, are the
-/// backend's own.
+/// Required methods of a backend that computes nothing. `embed`, `topk` and `tail_sum`, where a step begins and
+/// ends, are the backend's own.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! null_ops {
@@ -68,6 +68,10 @@ impl Backend for Null {
     }
 
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
+        op.out(self)
+    }
+
+    fn tail_sum(&self, op: &TailSum<'_, Self>) -> Result<Tensor<Self>> {
         op.out(self)
     }
 }

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use crate::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexRows, KvWrite,
-    Linear, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route, TopK, TopKOut,
+    Linear, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route, TailSum, TopK,
+    TopKOut,
 };
 use crate::{HostWeight, Memory, Result, Tensor, Trace, Weight};
 
@@ -62,6 +63,8 @@ pub trait Backend: Memory {
     fn gated_delta(&self, op: &GatedDelta<'_, Self>) -> Result<Tensor<Self>>;
     /// Top-k elements of each row.
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>>;
+    /// Softmax mass outside the top k of each row.
+    fn tail_sum(&self, op: &TailSum<'_, Self>) -> Result<Tensor<Self>>;
 
     // ---- fused ops: defaults composed of the above, to be overridden for speed --------------------------------
 
@@ -143,7 +146,8 @@ macro_rules! dispatch {
     };
 }
 
-/// Calls a macro with the required ops and their methods, but for those where a step begins and ends (`embed`, `topk`).
+/// Calls a macro with the required ops and their methods, but for those where a step begins and ends (`embed`,
+/// `topk`, `tail_sum`).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! required_ops {
@@ -171,6 +175,7 @@ required_ops!(dispatch);
 dispatch! {
     Embed => embed,
     TopK => topk,
+    TailSum => tail_sum,
     Linear => linear,
     LinearMany => linear_many,
     Lora => lora,

@@ -1,7 +1,7 @@
 use half::{bf16, f16};
 
 use super::{Bench, Host, Outcome, ensure, text};
-use crate::ops::{CausalConv, Copy, Epilogue, GatedDelta, Matmul, Normalize, TopK};
+use crate::ops::{CausalConv, Copy, Epilogue, GatedDelta, Matmul, Normalize, TailSum, TopK};
 use crate::{
     Backend, DType, Decay, DeltaHeads, Elem, Error, Format, HostWeight, Norm, NormKind, Sharing, Span,
     StateRows, Step, StepPlan,
@@ -77,6 +77,12 @@ fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for k in [0, 9] {
         let top = t.b.run(TopK { x: &x, k });
         ensure(top.is_err(), || format!("the top {k} of 8 gave {top:?}"))?;
+    }
+    let top = t.b.run(TopK { x: &x, k: 3 }).map_err(text)?;
+    let (short, ids) = (x.row_range(0..1), t.ids(&[1, 2])?);
+    for (x, temperatures) in [(&short, &x), (&x, &short), (&x, &ids), (&ids, &x)] {
+        let sum = t.b.run(TailSum { x, top: &top, temperatures });
+        ensure(sum.is_err(), || format!("the tail of {x:?} at {temperatures:?} gave {sum:?}"))?;
     }
     let up = t.b.upload(&[1f32, 2.0], 3, 1);
     ensure(up.is_err(), || format!("2 elements as 3 rows gave {up:?}"))?;

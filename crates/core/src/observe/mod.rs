@@ -9,7 +9,7 @@ use std::rc::Rc;
 use crate::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Embed, Epilogue, Ffn, GatedDelta,
     IndexMode, IndexRows, KvWrite, Linear, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope,
-    Route, TopK, TopKOut,
+    Route, TailSum, TopK, TopKOut,
 };
 use crate::{
     Backend, DType, Expert, HostWeight, LayerKv, LinearWeights, Memory, Reading, Result, RoutingWeightOn,
@@ -279,5 +279,11 @@ impl<B: Backend> Backend for Observed<B> {
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
         let TopKOut { values, ids } = self.inner.topk(&TopK { x: &op.x.inner(), k: op.k })?;
         Ok(TopKOut { values: outer(values), ids: outer(ids) })
+    }
+
+    fn tail_sum(&self, op: &TailSum<'_, Self>) -> Result<Tensor<Self>> {
+        let top = TopKOut { values: op.top.values.inner(), ids: op.top.ids.inner() };
+        let (x, temperatures) = (&op.x.inner(), &op.temperatures.inner());
+        self.inner.tail_sum(&TailSum { x, top: &top, temperatures }).map(outer)
     }
 }

@@ -24,6 +24,7 @@ mod permute_cols;
 mod qkv;
 mod rope;
 mod route;
+mod tail_sum;
 mod topk;
 
 use std::fmt;
@@ -49,6 +50,7 @@ pub use permute_cols::PermuteCols;
 pub use qkv::QkvPrep;
 pub use rope::Rope;
 pub use route::{MAX_EXPERTS, Route};
+pub use tail_sum::{TAIL_ELEMENT_ERROR, TAIL_SUM_ERROR, TailSum};
 pub use topk::{TopK, TopKOut};
 
 use crate::{DType, Error, Memory, Norm, Result, Tensor};

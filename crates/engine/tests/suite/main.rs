@@ -4,6 +4,7 @@
 
 mod adapters;
 mod bad_weights;
+mod candidates;
 mod common;
 mod drafts;
 mod embedder;

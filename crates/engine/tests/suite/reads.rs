@@ -93,7 +93,9 @@ fn usual_sampling_reads_no_row() {
         let few = how.top_k_needed().map(|k| vec![(1, k); 2]);
         assert_eq!(read(how), [few.unwrap_or_else(|| candidates(1))]);
     }
-    assert_eq!(read(Sampling { logprobs: Some(0), ..Sampling::greedy() })[0], candidates(1));
+    // The mass at temperature 1 as well.
+    let scored = read(Sampling { logprobs: Some(0), ..Sampling::greedy() });
+    assert_eq!(scored[0], [vec![(1, CANDIDATES); 2], vec![(1, 2)]].concat());
     assert_eq!(read(Sampling { repetition_penalty: 1.1, ..base() }), [edited(2)], "the prompt's tokens");
     assert_eq!(read(Sampling { frequency_penalty: 0.1, ..top_k(5) }), [edited(2)]);
     assert_eq!(read(Sampling { bias: vec![(3, 1.0), (99, 1.0), (3, 2.0)], ..base() }), [edited(1)]);
@@ -116,7 +118,7 @@ fn rows_are_read_where_candidates_do_not_do() {
     let hot = Sampling { temperature: 1e6, ..base() };
     let many = Sampling { logprobs: Some(CANDIDATES), ..base() };
     for how in [top_k(65), typical, hot, many] {
-        assert_eq!(step(&[decodes(&[20], how)]).1, [whole.clone()]);
+        assert_eq!(step(&[decodes(&[20], how)]).1, std::slice::from_ref(&whole));
     }
     // Most tokens have a penalty.
     let prompt: Vec<u32> = (20..40).collect();

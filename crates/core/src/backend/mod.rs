@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use crate::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexRows, KvWrite,
-    Linear, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route, TopK, TopKOut,
+    Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route,
+    TopK, TopKOut,
 };
 use crate::{HostWeight, Memory, Result, Tensor, Trace, Weight};
 
@@ -78,6 +79,11 @@ pub trait Backend: Memory {
     /// Several linear layers over one input, with an optional norm before them.
     fn linear_many(&self, op: &LinearMany<'_, Self>) -> Result<Tensor<Self>> {
         compose::linear_many(self, op)
+    }
+
+    /// A linear layer for each head.
+    fn linear_heads(&self, op: &LinearHeads<'_, Self>) -> Result<Tensor<Self>> {
+        compose::linear_heads(self, op)
     }
 
     /// Linear layers plus the LoRA deltas of some rows.
@@ -173,6 +179,7 @@ dispatch! {
     TopK => topk,
     Linear => linear,
     LinearMany => linear_many,
+    LinearHeads => linear_heads,
     Lora => lora,
     QkvPrep => qkv_prep,
     CausalConv => causal_conv,

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use tallow_core::ops::Epilogue;
+use tallow_core::ops::{Epilogue, LinearHeads};
 use tallow_core::{DType, LinearWeights, Memory, Norm, Result, Tensor, Weight};
 
 use super::device::Cpu;
@@ -74,6 +74,40 @@ impl Cpu {
         let out = self.alloc(DType::F32, x.rows(), layers.iter().map(|l| l.outputs).sum())?;
         self.run_linear(&self.linear_tasks(&input, layers, &out, epilogue), |_| ());
         Ok(out)
+    }
+
+    /// All heads in one phase: their inputs are quantized head by head as rows of one matrix, and each head's layer
+    /// multiplies its rows.
+    pub(crate) fn linear_by_head(
+        &self,
+        op: &LinearHeads<'_, Cpu>,
+        layers: &[OutputColumns<'_>],
+    ) -> Result<Tensor<Cpu>> {
+        let (rows, heads, outputs) = (op.x.rows(), op.weights.len(), op.outputs());
+        let x = Mat::<f32>::new(op.x);
+        let columns = |head: usize, columns: &Range<usize>| {
+            head * op.head_dim + columns.start..head * op.head_dim + columns.end
+        };
+        let row = |at: usize| &x.row(at % rows)[columns(at / rows, &op.inputs)];
+        let input =
+            self.input_by_rows(heads * rows, op.inputs.len(), row, layers.iter().map(|layer| &layer.w))?;
+        let products = self.alloc(DType::F32, heads * rows, outputs)?; // [heads * rows, outputs]
+        let task = |(head, layer): (usize, &OutputColumns<'_>)| {
+            let product = input.times(self.kernels, layer.w);
+            let mut task = LinearTask::plain(product, head * rows..(head + 1) * rows, MatMut::new(&products));
+            task.output.bias = layer.bias;
+            task
+        };
+        let tasks: Vec<LinearTask<'_>> = layers.iter().enumerate().map(task).collect();
+        self.run_linear(&tasks, |_| ());
+        let products = Mat::<f32>::new(&products);
+        self.by_rows(rows, heads * op.out_dim(), |_, r, out| {
+            for (head, out) in out.chunks_exact_mut(op.out_dim().max(1)).enumerate() {
+                let (copied, product) = out.split_at_mut(op.copied.len());
+                copied.copy_from_slice(&x.row(r)[columns(head, &op.copied)]);
+                product.copy_from_slice(products.row(head * rows + r));
+            }
+        })
     }
 
     /// One task for each layer: all of its outputs, for all rows.

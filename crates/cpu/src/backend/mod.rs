@@ -19,8 +19,8 @@ mod roofline;
 use tallow_core::ops::Epilogue;
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Embed, Ffn, GatedDelta, Head, IndexMode,
-    IndexRows, KvWrite, Linear, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope, Route,
-    TopK, TopKOut,
+    IndexRows, KvWrite, Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
+    Rope, Route, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Memory, Norm, QkNorm, Result, Tensor, Trace, Weight, compose,
@@ -263,6 +263,13 @@ impl Backend for Cpu {
         match OutputColumns::side_by_side(op.weights) {
             Some(layers) => self.linear_layers(op.x, op.norm, &layers, Epilogue::NONE),
             None => compose::linear_many(self, op),
+        }
+    }
+
+    fn linear_heads(&self, op: &LinearHeads<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        match OutputColumns::side_by_side(op.weights) {
+            Some(layers) => self.linear_by_head(op, &layers),
+            None => compose::linear_heads(self, op),
         }
     }
 

@@ -23,17 +23,17 @@ pub(crate) struct Chunks {
 
 impl Chunks {
     /// Reads a text and splits it into chunks of `context` tokens.
-    pub(crate) fn read(path: &Path, opened: &LoadedModel, context: Option<usize>) -> Result<Chunks, Failed> {
+    pub(crate) fn read(path: &Path, loaded: &LoadedModel, context: Option<usize>) -> Result<Chunks, Failed> {
         let name = path.display();
         let text = std::fs::read(path).map_err(|e| Failed::new(format!("{name}: {}", unreadable(&e))))?;
         let text = String::from_utf8(text).map_err(|e| {
             let at = e.utf8_error().valid_up_to();
             Failed::new(format!("{name}: is not UTF-8 text: byte {at} cannot be read"))
         })?;
-        let (tokenizer, most) = (&opened.text_codec()?.tokenizer, opened.model.spec.context);
+        let (tokenizer, most) = (&loaded.text_codec()?.tokenizer, loaded.model.spec.context);
         let tokens = tokenizer.encode(&text, Special::BARE)?;
         let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let context = context.unwrap_or(DEFAULT_TOKENS.min(opened.model.spec.trained_context()));
+        let context = context.unwrap_or(DEFAULT_TOKENS.min(loaded.model.spec.trained_context()));
         if context < 2 || context > most {
             let why = format!("--context is {context}; 2 to {most} can be used with this model");
             return Err(Failed::new(why));

@@ -164,11 +164,11 @@ pub(crate) fn seq2seq(name: &str, how: OpenOptions) -> Result<Seq2SeqModel, Fail
 /// Opens a decoder model. Its tokenizer and templates are read on first use: that takes a while, in which weights can
 /// be loaded.
 pub(crate) fn open(name: &str, how: OpenOptions) -> Result<LoadedModel, Failed> {
-    opened(name, model(name, how)?)
+    decoder(name, model(name, how)?)
 }
 
 /// As [`open`], for a model that is already open.
-pub(crate) fn opened(name: &str, model: Model) -> Result<LoadedModel, Failed> {
+pub(crate) fn decoder(name: &str, model: Model) -> Result<LoadedModel, Failed> {
     let generation = match model.generation() {
         Ok(generation) => generation,
         Err(why) => return Err(TextCodec::of(&model).err().unwrap_or(why.into())),

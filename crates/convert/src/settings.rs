@@ -26,6 +26,45 @@ pub(super) fn reader(model: &Model) -> Result<&'static Family> {
     })
 }
 
+/// Keys of an architecture, `ARCH.KEY`.
+struct Keys<'a> {
+    header: &'a mut Header,
+    arch: &'static str,
+}
+
+impl Keys<'_> {
+    fn set(&mut self, key: &str, value: Written) {
+        self.header.set(format!("{}.{key}", self.arch), value);
+    }
+
+    fn unset(&mut self, key: &str) {
+        self.header.unset(&format!("{}.{key}", self.arch));
+    }
+
+    fn count(&mut self, key: &str, n: usize) {
+        self.set(key, Written::Count(u32::try_from(n).unwrap_or(u32::MAX)));
+    }
+
+    fn number(&mut self, key: &str, x: f64) {
+        self.set(key, Written::Number(x as f32));
+    }
+
+    fn text(&mut self, key: &str, text: &str) {
+        self.set(key, Written::Text(text.into()));
+    }
+
+    /// One count if all layers have the same, else a list.
+    fn by_layer(&mut self, key: &str, all: &[usize]) {
+        match all {
+            [first, rest @ ..] if rest.iter().all(|n| n == first) => self.count(key, *first),
+            _ => {
+                let all = all.iter().map(|n| i32::try_from(*n).unwrap_or(i32::MAX));
+                self.set(key, Written::Counts(all.collect()));
+            }
+        }
+    }
+}
+
 /// Sets the keys that most readers need: those the family read that have a GGUF name, and those derived from the spec.
 pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Result<()> {
     let arch = reader.gguf[0];
@@ -35,104 +74,122 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     if let Some(name) = path.file_name() {
         header.set("general.name", Written::Text(name.to_string_lossy().into_owned()));
     }
+    let (keys, spec) = (&mut Keys { header, arch }, &model.spec);
+    recorded(keys, model)?;
+    keys.count("vocab_size", spec.vocab);
+    keys.count("context_length", spec.context);
+    keys.count("embedding_length", spec.dim);
+    keys.count("block_count", spec.layers.len());
+    keys.count("nextn_predict_layers", 0);
+    let eps = match spec.norm.kind {
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+        NormKind::Layer => "attention.layer_norm_epsilon",
+    };
+    keys.set(eps, Written::Number(spec.norm.eps));
+    attention(keys, spec);
+    feed_forward(keys, spec);
+    gated_delta(keys, &spec.layers);
+    ropes(keys, model)
+}
+
+/// Keys that the family read and that have a GGUF name.
+fn recorded(keys: &mut Keys<'_>, model: &Model) -> Result<()> {
     let noted = Noted::new(Default::default());
     model.family.read(&Config::new(&model.checkpoint)?.noting(&noted))?;
     for (key, value) in RefCell::into_inner(noted) {
         // RoPE keys differ too much between the file kinds.
         if key == families::rope::SECTIONS.gguf {
-            header.set(format!("{arch}.{key}"), Written::Counts(sections(&value)));
+            keys.set(key, Written::Counts(sections(&value)));
         } else if let Some(value) = written(&value).filter(|_| !key.starts_with("rope.")) {
-            header.set(format!("{arch}.{key}"), value);
+            keys.set(key, value);
         }
     }
-    let mut set = |key: &str, value: Written| header.set(format!("{arch}.{key}"), value);
-    let spec = &model.spec;
-    let count = |n: usize| Written::Count(u32::try_from(n).unwrap_or(u32::MAX));
-    set("vocab_size", count(spec.vocab));
-    set("context_length", count(spec.context));
-    set("embedding_length", count(spec.dim));
-    set("block_count", count(spec.layers.len()));
-    set("nextn_predict_layers", count(0));
-    let eps = match spec.norm.kind {
-        NormKind::Rms => "attention.layer_norm_rms_epsilon",
-        NormKind::Layer => "attention.layer_norm_epsilon",
-    };
-    set(eps, Written::Number(spec.norm.eps));
+    Ok(())
+}
+
+/// Heads of the full-attention layers, and those of sliding-window layers where they differ; MLA's ranks.
+fn attention(keys: &mut Keys<'_>, spec: &DecoderSpec) {
     let layers = &spec.layers;
-    let by_layer = |all: Vec<usize>| match all.as_slice() {
-        [first, rest @ ..] if rest.iter().all(|n| n == first) => count(*first),
-        _ => Written::Counts(all.into_iter().map(|n| i32::try_from(n).unwrap_or(i32::MAX)).collect()),
-    };
     let all_heads = || layers.iter().filter_map(|layer| layer.mixer.heads());
     let full = layers.iter().rev().filter(|layer| layer.mixer.window().is_none());
-    if let Some(heads) = full.filter_map(|layer| layer.mixer.heads()).next().or(all_heads().next()) {
-        set("attention.head_count", count(heads.q));
-        set("attention.head_count_kv", by_layer(all_heads().map(|heads| heads.kv).collect()));
-        let narrow = all_heads().map(|heads| heads.dim).find(|dim| *dim != heads.dim);
-        if let Some(narrow) = narrow {
-            set("attention.key_length_swa", count(narrow));
-            set("attention.value_length_swa", count(narrow));
-            set("rope.dimension_count_swa", count(narrow));
-        }
-        set("attention.key_length", count(heads.dim));
-        set("attention.value_length", count(heads.dim));
-        if let Some(latent) = layers.iter().find_map(|layer| layer.mixer.mla()) {
-            set("attention.value_length", count(latent.kv_lora_rank));
-            set("attention.key_length_mla", count(latent.qk_nope_dim + latent.qk_rope_dim));
-            set("attention.value_length_mla", count(latent.v_dim));
-            set("attention.kv_lora_rank", count(latent.kv_lora_rank));
-            if let Some(rank) = latent.q_lora_rank {
-                set("attention.q_lora_rank", count(rank));
-            }
+    let Some(heads) = full.filter_map(|layer| layer.mixer.heads()).next().or(all_heads().next()) else {
+        return;
+    };
+    keys.count("attention.head_count", heads.q);
+    let kv_heads: Vec<usize> = all_heads().map(|heads| heads.kv).collect();
+    keys.by_layer("attention.head_count_kv", &kv_heads);
+    if let Some(narrow) = all_heads().map(|heads| heads.dim).find(|dim| *dim != heads.dim) {
+        keys.count("attention.key_length_swa", narrow);
+        keys.count("attention.value_length_swa", narrow);
+        keys.count("rope.dimension_count_swa", narrow);
+    }
+    keys.count("attention.key_length", heads.dim);
+    keys.count("attention.value_length", heads.dim);
+    if let Some(latent) = layers.iter().find_map(|layer| layer.mixer.mla()) {
+        keys.count("attention.value_length", latent.kv_lora_rank);
+        keys.count("attention.key_length_mla", latent.qk_nope_dim + latent.qk_rope_dim);
+        keys.count("attention.value_length_mla", latent.v_dim);
+        keys.count("attention.kv_lora_rank", latent.kv_lora_rank);
+        if let Some(rank) = latent.q_lora_rank {
+            keys.count("attention.q_lora_rank", rank);
         }
     }
+}
+
+/// Widths of dense and expert FFNs, the router, and per-layer embeddings.
+fn feed_forward(keys: &mut Keys<'_>, spec: &DecoderSpec) {
+    let layers = &spec.layers;
     let dense: Vec<usize> = layers.iter().filter_map(|layer| Some(layer.ffn.dense()?.width)).collect();
-    if !dense.is_empty() {
-        // Not needed if all layers have experts.
-        set(
-            "feed_forward_length",
-            if dense.len() == layers.len() { by_layer(dense) } else { count(dense[0]) },
-        );
+    match dense.first() {
+        Some(_) if dense.len() == layers.len() => keys.by_layer("feed_forward_length", &dense),
+        Some(width) => keys.count("feed_forward_length", *width),
+        // All layers have experts.
+        None => {}
     }
-    if let Some(side) = spec.per_layer_dim {
-        set("embedding_length_per_layer_input", count(side));
+    if let Some(dim) = spec.per_layer_dim {
+        keys.count("embedding_length_per_layer_input", dim);
     }
     if let Some(MoeSpec { expert, experts }) = layers.iter().find_map(|layer| layer.ffn.moe()) {
-        set("expert_count", count(experts.count));
-        set("expert_used_count", count(experts.top_k));
-        set("expert_feed_forward_length", count(expert.width));
-        set("expert_gating_func", count(if experts.scores == Scores::Sigmoid { 2 } else { 1 }));
+        keys.count("expert_count", experts.count);
+        keys.count("expert_used_count", experts.top_k);
+        keys.count("expert_feed_forward_length", expert.width);
+        keys.count("expert_gating_func", if experts.scores == Scores::Sigmoid { 2 } else { 1 });
     }
     if let Some(shared) = layers.iter().find_map(|layer| layer.ffn.moe()?.experts.shared) {
-        set("expert_shared_feed_forward_length", count(shared.width));
+        keys.count("expert_shared_feed_forward_length", shared.width);
     }
-    if let Some(GatedDeltaSpec { heads, kernel }) = layers.iter().find_map(|layer| layer.mixer.gated_delta())
-    {
-        set("ssm.conv_kernel", count(*kernel));
-        set("ssm.state_size", count(heads.key_dim));
-        set("ssm.group_count", count(heads.keys));
-        set("ssm.time_step_rank", count(heads.values));
-        set("ssm.inner_size", count(heads.value_cols()));
-        let is_recalled = |layer: &LayerSpec| layer.mixer.gated_delta().is_some();
-        set("attention.recurrent_layers", Written::Flags(layers.iter().map(is_recalled).collect()));
-    }
+}
+
+/// Gated DeltaNet, and which layers have it.
+fn gated_delta(keys: &mut Keys<'_>, layers: &[LayerSpec]) {
+    let spec = layers.iter().find_map(|layer| layer.mixer.gated_delta());
+    let Some(GatedDeltaSpec { heads, kernel }) = spec else { return };
+    keys.count("ssm.conv_kernel", *kernel);
+    keys.count("ssm.state_size", heads.key_dim);
+    keys.count("ssm.group_count", heads.keys);
+    keys.count("ssm.time_step_rank", heads.values);
+    keys.count("ssm.inner_size", heads.value_cols());
+    let is_recurrent = |layer: &LayerSpec| layer.mixer.gated_delta().is_some();
+    keys.set("attention.recurrent_layers", Written::Flags(layers.iter().map(is_recurrent).collect()));
+}
+
+/// RoPE of all layers.
+fn ropes(keys: &mut Keys<'_>, model: &Model) -> Result<()> {
+    let spec = &model.spec;
     if let [first, ..] = spec.ropes.as_slice() {
-        rotation(&mut set, first);
+        rope(keys, first);
     }
-    if layers.iter().any(|layer| layer.mixer.mla().is_some()) {
+    if spec.layers.iter().any(|layer| layer.mixer.mla().is_some()) {
         // MLA families store the attention-scale multiplier instead of the cos/sin factor.
-        header.unset(&format!("{arch}.rope.scaling.attn_factor"));
+        keys.unset("rope.scaling.attn_factor");
         let sharpening = families::rope::sharpening(&Config::new(&model.checkpoint)?)?;
-        if let (Some(Scaling::Yarn(_)), Some(all)) =
-            (spec.ropes.first().map(|rope| &rope.scaling), sharpening)
-        {
-            let key = format!("{arch}.rope.scaling.yarn_log_multiplier");
-            header.set(key, Written::Number((0.1 * all) as f32));
+        let scaling = spec.ropes.first().map(|rope| &rope.scaling);
+        if let (Some(Scaling::Yarn(_)), Some(all)) = (scaling, sharpening) {
+            keys.number("rope.scaling.yarn_log_multiplier", 0.1 * all);
         }
     }
-    let mut set = |key: &str, value: Written| header.set(format!("{arch}.{key}"), value);
     if let [_, second] = spec.ropes.as_slice() {
-        set("rope.freq_base_swa", Written::Number(second.theta as f32));
+        keys.number("rope.freq_base_swa", second.theta);
     }
     Ok(())
 }
@@ -169,30 +226,28 @@ fn written(value: &Value) -> Option<Written> {
 }
 
 /// RoPE keys. A scaling without keys is stored as a tensor.
-fn rotation(set: &mut impl FnMut(&str, Written), rope: &RopeSpec) {
-    let number = |x: f64| Written::Number(x as f32);
-    let count = |n: usize| Written::Count(u32::try_from(n).unwrap_or(u32::MAX));
-    set("rope.freq_base", number(rope.theta));
-    set("rope.dimension_count", count(rope.dim));
+fn rope(keys: &mut Keys<'_>, rope: &RopeSpec) {
+    keys.number("rope.freq_base", rope.theta);
+    keys.count("rope.dimension_count", rope.dim);
     match &rope.scaling {
         Scaling::Linear { factor } => {
-            set("rope.scaling.type", Written::Text("linear".into()));
-            set("rope.scaling.factor", number(*factor));
+            keys.text("rope.scaling.type", "linear");
+            keys.number("rope.scaling.factor", *factor);
         }
         Scaling::Yarn(yarn) => {
-            set("rope.scaling.type", Written::Text("yarn".into()));
-            set("rope.scaling.factor", number(yarn.factor));
-            set("rope.scaling.original_context_length", count(yarn.original));
-            set("rope.scaling.yarn_beta_fast", number(yarn.beta_fast));
-            set("rope.scaling.yarn_beta_slow", number(yarn.beta_slow));
+            keys.text("rope.scaling.type", "yarn");
+            keys.number("rope.scaling.factor", yarn.factor);
+            keys.count("rope.scaling.original_context_length", yarn.original);
+            keys.number("rope.scaling.yarn_beta_fast", yarn.beta_fast);
+            keys.number("rope.scaling.yarn_beta_slow", yarn.beta_slow);
             // The key multiplies the default factor.
             let usual = if yarn.factor <= 1.0 { 1.0 } else { 0.1 * yarn.factor.ln() + 1.0 };
-            set("rope.scaling.attn_factor", number(yarn.attention / usual));
+            keys.number("rope.scaling.attn_factor", yarn.attention / usual);
         }
         Scaling::Long { original, attention: [one, other], .. } => {
-            set("rope.scaling.original_context_length", count(*original));
+            keys.count("rope.scaling.original_context_length", *original);
             if one == other {
-                set("rope.scaling.attn_factor", number(*one));
+                keys.number("rope.scaling.attn_factor", *one);
             }
         }
         Scaling::None | Scaling::Dynamic { .. } | Scaling::Llama3 { .. } => {}
@@ -224,18 +279,14 @@ pub(super) fn factors<'a>(model: &Model) -> Result<Vec<Target<'a>>> {
 
 /// Sets the window size, and if `with_pattern` which layers have it.
 pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, with_pattern: bool) {
-    let arch = reader.gguf[0];
-    let layers = &model.spec.layers;
-    let window = layers.iter().find_map(|layer| layer.mixer.window());
-    let Some(window) = window else {
-        header.unset(&format!("{arch}.attention.sliding_window"));
-        return;
+    let (keys, layers) = (&mut Keys { header, arch: reader.gguf[0] }, &model.spec.layers);
+    let Some(window) = layers.iter().find_map(|layer| layer.mixer.window()) else {
+        return keys.unset("attention.sliding_window");
     };
-    let window = u32::try_from(window).unwrap_or(u32::MAX);
-    header.set(format!("{arch}.attention.sliding_window"), Written::Count(window));
+    keys.count("attention.sliding_window", window);
     if with_pattern {
         let which = layers.iter().map(|layer| layer.mixer.window().is_some()).collect();
-        header.set(format!("{arch}.attention.sliding_window_pattern"), Written::Flags(which));
+        keys.set("attention.sliding_window_pattern", Written::Flags(which));
     }
 }
 
@@ -254,7 +305,7 @@ pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<Stri
         ("what multiplies logits", mine.logit_scale == read.logit_scale),
         ("the cap on logits", mine.logit_softcap == read.logit_softcap),
         ("the number of layers", mine.layers.len() == read.layers.len()),
-        ("the rotary embeddings", turn_alike(model, &read)),
+        ("the rotary embeddings", same_ropes(model, &read)),
     ];
     if let Some((what, _)) = parts.into_iter().find(|(_, same)| !same) {
         return Some(what.into());
@@ -328,7 +379,7 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
 }
 
 /// Whether RoPE rotates by the same angles, at short and long contexts.
-fn turn_alike(model: &DecoderSpec, read: &DecoderSpec) -> bool {
+fn same_ropes(model: &DecoderSpec, read: &DecoderSpec) -> bool {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs()) + 1e-20;
     let same = |(mine, read): (&RopeSpec, &RopeSpec)| {
         let at = |context: usize| {

@@ -13,7 +13,7 @@ type Complex = [f64; 2];
 pub(super) struct Spectrum {
     steps: Vec<Step>,
     /// Twiddle factors exp(-2πik / len) of the final split: [len / 2]
-    turns: Vec<Complex>,
+    twiddles: Vec<Complex>,
 }
 
 /// An FFT stage: butterflies of one radix.
@@ -23,12 +23,12 @@ struct Step {
     /// Adjacent elements with the same twiddle factors.
     stride: usize,
     /// Twiddle factors of each butterfly: [groups, radix]
-    turns: Vec<Complex>,
+    twiddles: Vec<Complex>,
 }
 
 /// Scratch buffers of a transform.
 #[derive(Debug, Clone)]
-pub(super) struct Room {
+pub(super) struct Scratch {
     from: Vec<Complex>,
     to: Vec<Complex>,
 }
@@ -39,25 +39,25 @@ impl Spectrum {
         let (mut steps, mut left, mut stride) = (Vec::new(), len / 2, 1);
         for radix in [5, 4, 2] {
             while left.is_multiple_of(radix) {
-                let turn = |p: usize| (0..radix).map(move |k| turn((p * k) as f64 / left as f64));
-                let turns = (0..left / radix).flat_map(turn).collect();
-                steps.push(Step { radix, stride, turns });
+                let twiddle = |p: usize| (0..radix).map(move |k| twiddle((p * k) as f64 / left as f64));
+                let twiddles = (0..left / radix).flat_map(twiddle).collect();
+                steps.push(Step { radix, stride, twiddles });
                 (left, stride) = (left / radix, stride * radix);
             }
         }
         debug_assert!(left == 1 && len.is_multiple_of(2), "{len} samples have no such transform");
-        Spectrum { steps, turns: (0..len / 2).map(|k| turn(k as f64 / len as f64)).collect() }
+        Spectrum { steps, twiddles: (0..len / 2).map(|k| twiddle(k as f64 / len as f64)).collect() }
     }
 
     /// Scratch for [`Self::powers`].
-    pub(super) fn room(&self) -> Room {
-        let empty = vec![[0.0; 2]; self.turns.len()];
-        Room { from: empty.clone(), to: empty }
+    pub(super) fn scratch(&self) -> Scratch {
+        let empty = vec![[0.0; 2]; self.twiddles.len()];
+        Scratch { from: empty.clone(), to: empty }
     }
 
     /// Power at each frequency from 0 to Nyquist: `len / 2 + 1` values.
-    pub(super) fn powers(&self, samples: &[f64], room: &mut Room, powers: &mut [f64]) {
-        let Room { from, to } = room;
+    pub(super) fn powers(&self, samples: &[f64], scratch: &mut Scratch, powers: &mut [f64]) {
+        let Scratch { from, to } = scratch;
         from.iter_mut().zip(samples.as_chunks::<2>().0).for_each(|(a, b)| *a = *b);
         for step in &self.steps {
             match step.radix {
@@ -69,10 +69,10 @@ impl Spectrum {
         }
         // Separates the even and odd samples' spectra of the packed transform by its symmetry.
         let half = from.len();
-        for (k, turn) in self.turns.iter().enumerate() {
+        for (k, twiddle) in self.twiddles.iter().enumerate() {
             let (a, b) = (from[k], from[(half - k) % half]);
             let (even, odd) = ([a[0] + b[0], a[1] - b[1]], [a[1] + b[1], b[0] - a[0]]);
-            let odd = mul(odd, *turn);
+            let odd = mul(odd, *twiddle);
             let (re, im) = (0.5 * (even[0] + odd[0]), 0.5 * (even[1] + odd[1]));
             powers[k] = re * re + im * im;
         }
@@ -88,13 +88,13 @@ impl Step {
         butterfly: impl Fn([Complex; R]) -> [Complex; R],
     ) {
         let (stride, apart) = (self.stride, from.len() / R);
-        let groups = to.chunks_exact_mut(stride * R).zip(self.turns.as_chunks::<R>().0);
-        for (group, (to, turns)) in groups.enumerate() {
-            for side in 0..stride {
-                let at = group * stride + side;
+        let groups = to.chunks_exact_mut(stride * R).zip(self.twiddles.as_chunks::<R>().0);
+        for (group, (to, twiddles)) in groups.enumerate() {
+            for i in 0..stride {
+                let at = group * stride + i;
                 let all = butterfly(std::array::from_fn(|j| from[at + j * apart]));
-                for (k, (number, turn)) in all.into_iter().zip(turns).enumerate() {
-                    to[k * stride + side] = mul(number, *turn);
+                for (k, (number, twiddle)) in all.into_iter().zip(twiddles).enumerate() {
+                    to[k * stride + i] = mul(number, *twiddle);
                 }
             }
         }
@@ -102,7 +102,7 @@ impl Step {
 }
 
 /// exp(-2πi share).
-fn turn(share: f64) -> Complex {
+fn twiddle(share: f64) -> Complex {
     let angle = -2.0 * PI * share;
     [angle.cos(), angle.sin()]
 }
@@ -153,14 +153,14 @@ mod tests {
             let samples: Vec<f64> =
                 (0..len).map(|n| ((n * n * 7 + 3 * n) % 101) as f64 / 50.0 - 1.0).collect();
             let spectrum = Spectrum::new(len);
-            let (mut room, mut powers) = (spectrum.room(), vec![0.0; len / 2 + 1]);
+            let (mut scratch, mut powers) = (spectrum.scratch(), vec![0.0; len / 2 + 1]);
             // Scratch may be reused.
             for _ in 0..2 {
-                spectrum.powers(&samples, &mut room, &mut powers);
+                spectrum.powers(&samples, &mut scratch, &mut powers);
             }
             for (k, power) in powers.iter().enumerate() {
                 let terms = samples.iter().enumerate().map(|(n, x)| {
-                    let [cos, sin] = turn((n * k % len) as f64 / len as f64);
+                    let [cos, sin] = twiddle((n * k % len) as f64 / len as f64);
                     [x * cos, x * sin]
                 });
                 let [re, im] = terms.fold([0.0; 2], add);

@@ -53,7 +53,7 @@ impl LogMel {
         };
         let mut logs = Vec::with_capacity(frames * self.bands);
         let mut strengths = vec![0.0; BINS];
-        let mut room = self.spectrum.room();
+        let mut scratch = self.spectrum.scratch();
         let mut cut = vec![0.0; LONG];
         for frame in 0..frames {
             let first = (frame * HOP) as isize - (LONG / 2) as isize;
@@ -61,7 +61,7 @@ impl LogMel {
                 .zip(&self.window)
                 .enumerate()
                 .for_each(|(n, (x, w))| *x = w * at(first + n as isize));
-            self.spectrum.powers(&cut, &mut room, &mut strengths);
+            self.spectrum.powers(&cut, &mut scratch, &mut strengths);
             logs.extend(self.filters.iter().map(|(first, weights)| {
                 let terms = weights.iter().zip(&strengths[*first..]);
                 terms.map(|(w, x)| w * x).sum::<f64>().max(1e-10).log10()

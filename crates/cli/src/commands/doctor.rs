@@ -33,11 +33,11 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     if args.report {
         return print(&terminal::sanitized(&format!("```\n{text}```\n")));
     }
-    let opened = match &args.model {
+    let loaded = match &args.model {
         Some(name) => {
             let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
             match load::any(name, how)? {
-                AnyModel::Decoder(model) => Some(load::opened(name, *model)?),
+                AnyModel::Decoder(model) => Some(load::decoder(name, *model)?),
                 AnyModel::Encoder(model) => {
                     let config = config(&args, sources, &Generation::default())?;
                     let plan = |device: &Device| Plan::of_encoder(&model, config.batch.value, device);
@@ -54,18 +54,18 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         }
         None => None,
     };
-    let generation = opened.as_ref().map_or_else(Generation::default, |o| o.generation.clone());
+    let generation = loaded.as_ref().map_or_else(Generation::default, |o| o.generation.clone());
     let config = config(&args, sources, &generation)?;
     let mut rows = config.rows();
     let mut verdict = Ok(());
-    if let Some(opened) = &opened {
-        let plan = |device: &Device| Plan::new(&opened.model, &config, device);
-        let (lines, found) = planned(&opened.name, &config, plan)?;
+    if let Some(loaded) = &loaded {
+        let plan = |device: &Device| Plan::new(&loaded.model, &config, device);
+        let (lines, found) = planned(&loaded.name, &config, plan)?;
         text += &lines;
-        for note in opened.model.quantizing_notes() {
+        for note in loaded.model.quantizing_notes() {
             let _ = writeln!(text, "  {note}");
         }
-        if let Err(why) = opened.text_codec() {
+        if let Err(why) = loaded.text_codec() {
             let _ = writeln!(text, "  it cannot read or write text here: {why}");
         }
         match found {

@@ -29,11 +29,11 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
             "{name} is there already; choose another name, or --force to replace it"
         )));
     }
-    let opened =
+    let loaded =
         load::open(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     // Names that tensors have, or would have, in a GGUF file.
-    let names = Conversion::new(&opened.model, out)?.names();
-    let Chunks { mut chunks, context, tokens } = Chunks::read(&args.file, &opened, args.context)?;
+    let names = Conversion::new(&loaded.model, out)?.names();
+    let Chunks { mut chunks, context, tokens } = Chunks::read(&args.file, &loaded, args.context)?;
     // A short chunk says nothing about late positions.
     chunks.retain(|chunk| chunk.len() == context || tokens < context);
     chunks.truncate(args.chunks.unwrap_or(usize::MAX));
@@ -42,7 +42,7 @@ pub(crate) fn imatrix(args: &Imatrix, sources: &Sources) -> Result<(), Failed> {
     }
     let mut setup = Setup::new(sources, &args.device, Some("f32"), Arithmetic::Fast)?;
     (setup.context, setup.batch) = (context, STEP.min(context));
-    let inputs = run_on_device(&opened.model, setup, &mut Capture { chunks: &chunks, step: setup.batch })?;
+    let inputs = run_on_device(&loaded.model, setup, &mut Capture { chunks: &chunks, step: setup.batch })?;
     let measured = Measured {
         text: args.file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         chunks: chunks.len(),

@@ -19,14 +19,14 @@ use crate::terminal;
 const STEP: usize = 64;
 
 pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Failed> {
-    let opened =
+    let loaded =
         load::open(&args.model, load::OpenOptions::new(sources, args.device.offline, args.device.quant)?)?;
     // Every token of a chunk but the first is scored.
-    let Chunks { mut chunks, context: wanted, tokens } = Chunks::read(&args.file, &opened, args.context)?;
+    let Chunks { mut chunks, context: wanted, tokens } = Chunks::read(&args.file, &loaded, args.context)?;
     chunks.truncate(args.chunks.unwrap_or(usize::MAX));
     let mut setup = Setup::new(sources, &args.device, Some(&args.kv), Arithmetic::Fast)?;
     (setup.context, setup.batch, setup.logits) = (wanted, STEP, STEP);
-    let Scores { sum, squares, count } = run_single(&opened.model, setup, &mut Scoring { chunks: &chunks })?;
+    let Scores { sum, squares, count } = run_single(&loaded.model, setup, &mut Scoring { chunks: &chunks })?;
     if count == 0 {
         let name = args.file.display();
         return Err(Failed::new(format!("{name}: has {tokens} tokens; two are needed to score one")));
@@ -37,7 +37,7 @@ pub(crate) fn perplexity(args: &Perplexity, sources: &Sources) -> Result<(), Fai
     let error = perplexity * (spread / count as f64).sqrt();
     if args.json {
         let found = json!({
-            "model": opened.name, "perplexity": perplexity, "error": error, "tokens": count, "context": wanted,
+            "model": loaded.name, "perplexity": perplexity, "error": error, "tokens": count, "context": wanted,
         });
         return print(&format!("{found}\n"));
     }

@@ -29,8 +29,8 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     }
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
-    let opened = match (load::any(name, how)?, &prompt) {
-        (AnyModel::Decoder(model), _) => load::opened(name, *model)?,
+    let loaded = match (load::any(name, how)?, &prompt) {
+        (AnyModel::Decoder(model), _) => load::decoder(name, *model)?,
         _ if args.lora.is_some() => {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
         }
@@ -46,16 +46,16 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         (AnyModel::Encoder(_), _) => load::open(name, how)?,
     };
     let flags = Flags { engine: args.engine.clone(), sampling: args.sampling.clone(), ..Flags::default() };
-    let mut config = opened.after_text_codec(resolve(sources, &flags, &opened.generation, Defaults::CHAT))?;
+    let mut config = loaded.after_text_codec(resolve(sources, &flags, &loaded.generation, Defaults::CHAT))?;
     let adapters = Lora::open_all(args.lora.as_slice())?;
     config.adapter_room = lora::bytes(&adapters);
     if let Some(prompt) = prompt.as_ref().filter(|p| p.text.len() > SHORT_PROMPT && config.context.is_none())
     {
-        make_room(&mut config, &opened, &args, &prompt.text)?;
+        make_room(&mut config, &loaded, &args, &prompt.text)?;
     }
-    let handle = opened.start(&config, vec![opened.name.clone()], &Notice::show)?;
+    let handle = loaded.start(&config, vec![loaded.name.clone()], &Notice::show)?;
     lora::load(&handle, adapters)?;
-    let mut talk = Talk::new(handle, dialogue(&opened, &args)?, opened.model.spec.context)?;
+    let mut talk = Talk::new(handle, dialogue(&loaded, &args)?, loaded.model.spec.context)?;
     talk.max_tokens = config.max_tokens.as_ref().map(|s| s.value);
     talk.stops = args.stop.clone();
     talk.rolls = !args.chat.no_roll;
@@ -63,16 +63,16 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         Some(prompt) => once(talk, &prompt, &args),
         None => {
             talk.in_chat = true;
-            repl::chat(repl::Setup { opened: &opened, config, args: &args }, talk)
+            repl::chat(repl::Setup { loaded: &loaded, config, args: &args }, talk)
         }
     }
 }
 
 /// An empty conversation, with the options of the command line.
-fn dialogue(opened: &LoadedModel, args: &Run) -> Result<Dialogue, Failed> {
-    let words = opened.text_codec()?;
-    let templates = words.templates.as_ref().filter(|_| !args.raw);
-    let mut dialogue = Dialogue::new(words.tokenizer.clone(), templates);
+fn dialogue(loaded: &LoadedModel, args: &Run) -> Result<Dialogue, Failed> {
+    let codec = loaded.text_codec()?;
+    let templates = codec.templates.as_ref().filter(|_| !args.raw);
+    let mut dialogue = Dialogue::new(codec.tokenizer.clone(), templates);
     dialogue.system = args.system.clone();
     if let Some(effort) = args.chat.effort() {
         dialogue.think(Some(effort)).map_err(|why| Failed::new(format!("--think: {why}")))?;
@@ -83,18 +83,18 @@ fn dialogue(opened: &LoadedModel, args: &Run) -> Result<Dialogue, Failed> {
 /// Chooses a context for a long prompt, so that nobody has to count its tokens.
 fn make_room(
     config: &mut EngineConfig,
-    opened: &LoadedModel,
+    loaded: &LoadedModel,
     args: &Run,
     prompt: &str,
 ) -> Result<(), Failed> {
-    let mut dialogue = dialogue(opened, args)?;
+    let mut dialogue = dialogue(loaded, args)?;
     dialogue.messages.push(Message { role: "user".into(), content: prompt.into(), ..Message::default() });
-    let (tokens, made_for) = (dialogue.tokens()?.len(), opened.model.spec.context);
+    let (tokens, made_for) = (dialogue.tokens()?.len(), loaded.model.spec.context);
     if tokens >= made_for {
         return Err(too_long(tokens, made_for, made_for));
     }
     let context = roomy(tokens, made_for);
-    if context > memory::usual_context(&opened.model) {
+    if context > memory::usual_context(&loaded.model) {
         config.context = Some(Setting { value: context, origin: Origin::Prompt });
     }
     Ok(())

@@ -51,8 +51,8 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     };
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
-    let opened = match load::any(name, how)? {
-        AnyModel::Decoder(model) => load::opened(name, *model)?,
+    let loaded = match load::any(name, how)? {
+        AnyModel::Decoder(model) => load::decoder(name, *model)?,
         _ if !args.lora.is_empty() || args.lora_dir.is_some() => {
             let flag = if args.lora.is_empty() { "--lora-dir" } else { "--lora" };
             return Err(Failed::new(format!("{flag}: the model has an encoder, and takes no adapters")));
@@ -83,19 +83,19 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
             return Ok(());
         }
     };
-    let config = resolve(sources, &args.flags(), &opened.generation, Defaults::API);
-    let mut config = opened.after_text_codec(config)?;
+    let config = resolve(sources, &args.flags(), &loaded.generation, Defaults::API);
+    let mut config = loaded.after_text_codec(config)?;
     let adapters = Lora::open_all(&args.lora)?;
     let for_clients =
         args.lora_dir.as_ref().map_or(0, |_| args.lora_memory.unwrap_or(512).saturating_mul(1 << 20));
     config.adapter_room = lora::bytes(&adapters).saturating_add(for_clients);
-    let names = std::iter::once(opened.name.clone()).chain(args.alias).collect();
-    let handle = opened.start(&config, names, &Notice::log)?;
+    let names = std::iter::once(loaded.name.clone()).chain(args.alias).collect();
+    let handle = loaded.start(&config, names, &Notice::log)?;
     lora::load(&handle, adapters)?;
-    let (listener, signals) = begin(&opened.name)?;
+    let (listener, signals) = begin(&loaded.name)?;
     let served = Served {
         handle: handle.clone(),
-        templates: opened.text_codec()?.templates.clone(),
+        templates: loaded.text_codec()?.templates.clone(),
         max_tokens: config.max_tokens.as_ref().map(|s| s.value),
     };
     runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain, signals)))?;

@@ -29,23 +29,23 @@ pub(crate) fn show(args: &Show, sources: &Sources) -> Result<(), Failed> {
         AnyModel::Encoder(model) => return show_encoder(args, &model),
         AnyModel::Seq2Seq(model) => return show_seq2seq(args, &model),
     };
-    let opened = load::opened(&args.model, model)?;
+    let loaded = load::decoder(&args.model, model)?;
     if args.template {
-        let words = opened.text_codec()?;
-        let template = words.templates.as_ref().and_then(|t| t.choose(false));
+        let codec = loaded.text_codec()?;
+        let template = codec.templates.as_ref().and_then(|t| t.choose(false));
         let template =
-            template.ok_or_else(|| Failed::new(format!("{} has no chat template", opened.name)))?;
+            template.ok_or_else(|| Failed::new(format!("{} has no chat template", loaded.name)))?;
         return print(&format!("{}\n", template.source()));
     }
     let mut text = match (args.tensors, args.metadata) {
-        (false, false) => summary(&opened),
+        (false, false) => summary(&loaded),
         _ => String::new(),
     };
     if args.metadata {
-        text += &metadata(&opened.model.checkpoint);
+        text += &metadata(&loaded.model.checkpoint);
     }
     if args.tensors {
-        text += &tensors(&opened.model.checkpoint);
+        text += &tensors(&loaded.model.checkpoint);
     }
     print(&sanitized(&text))
 }
@@ -144,17 +144,17 @@ fn table(rows: &[(&str, String)]) -> String {
     rows.iter().fold(String::new(), |text, (name, value)| text + &format!("{name:<12} {value}\n"))
 }
 
-fn summary(opened: &LoadedModel) -> String {
+fn summary(loaded: &LoadedModel) -> String {
     // Without a tokenizer everything else can still be shown.
-    let (model, words) = (&opened.model, opened.text_codec());
+    let (model, codec) = (&loaded.model, loaded.text_codec());
     let (spec, checkpoint) = (&model.spec, &model.checkpoint);
     let parameters: usize = checkpoint.tensors().map(|(_, t)| t.len()).sum();
-    let templates = match words.map(|words| &words.templates) {
+    let templates = match codec.map(|codec| &codec.templates) {
         Err(why) => format!("not known: {why}"),
         Ok(None) => "none (base model: it continues text)".into(),
         Ok(Some(t)) => t.names().collect::<Vec<_>>().join(", "),
     };
-    let g = &opened.generation;
+    let g = &loaded.generation;
     let mut sampling = Vec::new();
     sampling.extend(g.temperature.map(|x| format!("temperature {x}")));
     sampling.extend(g.top_k.map(|x| format!("top-k {x}")));
@@ -163,7 +163,7 @@ fn summary(opened: &LoadedModel) -> String {
     sampling.extend(g.typical_p.map(|x| format!("typical-p {x}")));
     sampling.extend(g.repetition_penalty.map(|x| format!("repetition-penalty {x}")));
     let token = |id: fn(&Tokenizer) -> Option<u32>| {
-        let Ok(tokenizer) = opened.text_codec().map(|words| &words.tokenizer) else {
+        let Ok(tokenizer) = loaded.text_codec().map(|codec| &codec.tokenizer) else {
             return "not known".into();
         };
         match id(tokenizer).and_then(|id| Some((id, tokenizer.token_text(id)?))) {
@@ -172,7 +172,7 @@ fn summary(opened: &LoadedModel) -> String {
         }
     };
     let rows = [
-        ("model", opened.name.clone()),
+        ("model", loaded.name.clone()),
         ("files", checkpoint.path.display().to_string()),
         ("family", model.family.name.to_owned()),
         ("parameters", format!("{} ({parameters})", count(parameters))),

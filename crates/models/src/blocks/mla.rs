@@ -73,9 +73,9 @@ impl<B: Backend> Mla<B> {
         let (mut q, mut k) = (self.queries(cx, x)?, self.keys(cx, x)?); // [tokens, q * dim], [tokens, dim]
         if let Some(rope) = cx.ropes.get(self.latent.rope) {
             // The RoPE part comes first in each head.
-            let turn =
+            let apply =
                 |x: &Tensor<B>| b.run(Rope { x, head_dim: heads.dim, rope, positions: &plan.positions });
-            (q, k) = (turn(&q)?, turn(&k)?);
+            (q, k) = (apply(&q)?, apply(&k)?);
         }
         b.run(KvWrite { k: &k, v: &k, heads, kv, plan })?;
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]

@@ -188,7 +188,7 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, defaults: &Defaults) -> Res
     let dim = c.find_count(DIM)?.unwrap_or((head as f64 * part.clamp(0.0, 1.0)) as usize);
     if dim == 0 || dim > head || (c.is_gguf() && !dim.is_multiple_of(2)) {
         let key = if c.is_gguf() { DIM } else { key };
-        return Err(c.bad(key, format_args!("makes {dim} turn; an even number up to {head} is expected")));
+        return Err(c.bad(key, format_args!("rotates {dim} elements of a head; an even number up to {head} is expected")));
     }
     let read = Reader { c, r, dim, defaults };
     Ok(RopeSpec { theta, dim, pairs: RopePairs::Halves, scaling: read.scaling()? })
@@ -235,7 +235,7 @@ impl Reader<'_, '_> {
             "longrope" | "su" => self.long(),
             "proportional" => self.proportional(),
             kind @ ("dynamic" | "yarn") => {
-                let known = format_args!("default is, where {} elements of a head turn", self.dim);
+                let known = format_args!("default is, where {} elements of a head are rotated", self.dim);
                 Err(r.unsupported(TYPE, kind, known))
             }
             other => {
@@ -302,7 +302,7 @@ impl Reader<'_, '_> {
         let (factor, pairs) = (self.r.number_or(FACTOR, 1.0)?, self.dim / 2);
         let rotated = (self.r.number_or(PART, 1.0)? * self.dim as f64 / 2.0) as usize;
         if factor <= 0.0 || rotated > pairs {
-            let why = format!("makes {rotated} of {pairs} pairs turn, by a factor of {factor}");
+            let why = format!("rotates {rotated} of {pairs} pairs, by a factor of {factor}");
             return Err(self.r.bad(PART, why));
         }
         Ok(some_of(pairs, rotated, factor))

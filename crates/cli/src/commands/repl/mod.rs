@@ -53,7 +53,7 @@ Ctrl-C stops an answer.
 
 /// What a chat needs besides a running model.
 pub(crate) struct Setup<'a> {
-    pub opened: &'a LoadedModel,
+    pub loaded: &'a LoadedModel,
     pub config: EngineConfig,
     pub args: &'a Run,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Setup<'a> {
 pub(crate) fn chat(setup: Setup<'_>, talk: Talk) -> Result<(), Failed> {
     let mut lines = Lines::open()?;
     if !talk.dialogue.has_template() {
-        let name = terminal::sanitized(&setup.opened.name).into_owned();
+        let name = terminal::sanitized(&setup.loaded.name).into_owned();
         println!("{}", terminal::dim(&format!("{name} has no chat template: it continues your text.")));
     }
     println!("{}", terminal::dim("/help shows what you can do here."));
@@ -222,13 +222,13 @@ impl Repl<'_> {
     }
 
     fn start(&mut self, context: usize) -> Result<(), Failed> {
-        let Setup { opened, config, args } = &mut self.setup;
+        let Setup { loaded, config, args } = &mut self.setup;
         let adapters = Lora::open_all(args.lora.as_slice())?;
         let wanted = EngineConfig {
             context: Some(Setting { value: context, origin: Origin::Flag }),
             ..config.clone()
         };
-        let handle = opened.start(&wanted, vec![opened.name.clone()], &Notice::show)?;
+        let handle = loaded.start(&wanted, vec![loaded.name.clone()], &Notice::show)?;
         crate::lora::load(&handle, adapters)?;
         *config = wanted;
         self.talk.go_on_with(handle);

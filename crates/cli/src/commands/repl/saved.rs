@@ -25,7 +25,7 @@ impl Repl<'_> {
         };
         let messages: Vec<Value> = dialogue.messages.iter().map(message).collect();
         let saved = json!({
-            "model": self.setup.opened.name,
+            "model": self.setup.loaded.name,
             "system": dialogue.system,
             "settings": self.settings(),
             "messages": messages,
@@ -94,7 +94,7 @@ impl Repl<'_> {
         self.talk.dialogue.clear();
         self.talk.dialogue.messages = messages;
         self.talk.dialogue.system = text(&saved["system"]);
-        let other = saved["model"].as_str().filter(|model| *model != self.setup.opened.name);
+        let other = saved["model"].as_str().filter(|model| *model != self.setup.loaded.name);
         let other =
             other.map_or(String::new(), |model| format!(" (saved with {})", terminal::sanitized(model)));
         print(&format!("{count} messages{other}\n"))

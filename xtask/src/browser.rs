@@ -4,7 +4,8 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
-use crate::server::{Server, build, step};
+use crate::program::program;
+use crate::server::{Server, step};
 
 /// Pinned client version, so that results are reproducible.
 const CLIENT: &str = "openai@7.57.0";
@@ -12,8 +13,9 @@ const CLIENT: &str = "openai@7.57.0";
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 const KEY: &str = "sk-browser";
 
-/// Builds the program, installs the client in a folder of its own, starts the server, and runs the client in a browser.
-pub(crate) fn run(root: &Path) -> ExitCode {
+/// Installs the client in a folder of its own, starts the server, and runs the client in a browser. The server is `given`,
+/// or is built.
+pub(crate) fn run(root: &Path, given: Option<&Path>) -> ExitCode {
     let browser = BROWSERS.into_iter().find(|name| is_there(name));
     let (Some(browser), true, true) = (browser, is_there("node"), is_there("npm")) else {
         println!(
@@ -21,7 +23,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         );
         return ExitCode::SUCCESS;
     };
-    match try_run(root, browser) {
+    match try_run(root, given, browser) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("browser: {why}");
@@ -35,15 +37,15 @@ fn is_there(program: &str) -> bool {
     version.is_ok_and(|status| status.success())
 }
 
-fn try_run(root: &Path, browser: &str) -> Result<(), String> {
+fn try_run(root: &Path, given: Option<&Path>, browser: &str) -> Result<(), String> {
     let folder = root.join("target/browser");
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let install = ["install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", CLIENT, "--prefix"];
     step(Command::new("npm").args(install).arg(&folder))?;
-    build(root)?;
+    let program = program(root, given)?;
     let port = free_port()?;
     let origin = format!("http://chat.example:{port}");
-    let (_server, base) = Server::start(root, &["--allow-origin", &origin], &[("TALLOW_API_KEY", KEY)])?;
+    let (_server, base) = Server::start(&program, &["--allow-origin", &origin], &[("TALLOW_API_KEY", KEY)])?;
     let mut client = Command::new("node");
     client
         .arg(root.join("tests/clients/browser.mjs"))

@@ -3,8 +3,9 @@
 //! It needs a C++ compiler. The only unstable feature is the compiler's instrumentation, which RUSTC_BOOTSTRAP enables.
 
 use std::io;
+use std::num::NonZero;
 use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Output};
 
 /// The fuzz targets, from the files in `fuzz/fuzz_targets`.
 fn targets(fuzz: &Path) -> io::Result<Vec<String>> {
@@ -79,27 +80,61 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
     if names.is_empty() {
         return Err(io::Error::other("there is no such target in fuzz/fuzz_targets"));
     }
-    // Targets write a file for each input, preferably into memory.
-    let memory = Path::new("/dev/shm");
-    let files = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
-    let files = files.join(format!("tallow-fuzz-{}", std::process::id()));
+    // A target uses one core.
+    let at_once = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let programs = fuzz.join("target").join(&host).join("release");
+    let targets = Targets { root, fuzz: &fuzz, programs: &programs, seconds };
     let mut failed = Vec::new();
-    for name in names {
-        let (seeds, found) = (fuzz.join("seeds").join(&name), fuzz.join("corpus").join(&name));
-        let artifacts = fuzz.join("artifacts").join(&name);
-        [&found, &artifacts].into_iter().try_for_each(std::fs::create_dir_all)?;
-        println!("fuzz: {name} for {seconds} s");
-        std::fs::create_dir_all(&files)?;
-        let mut target = Command::new(fuzz.join("target").join(&host).join("release").join(&name));
-        let goldens = match name.as_str() {
-            QUANTIZED => Some(root.join("tests/goldens/quant")),
-            SOUND => Some(root.join("tests/goldens/sound")),
+    for names in names.chunks(at_once) {
+        println!("fuzz: {} for {seconds} s", names.join(", "));
+        let results: Vec<io::Result<Output>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = names.iter().map(|name| scope.spawn(|| targets.run(name))).collect();
+            let gone = || Err(io::Error::other("the thread that ran a target panicked"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| gone())).collect()
+        });
+        for (name, result) in names.iter().zip(results) {
+            let output = result?;
+            for text in [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text)) {
+                text.lines().for_each(|line| println!("{name}: {line}"));
+            }
+            if !output.status.success() {
+                failed.push(name.clone());
+            }
+        }
+    }
+    Ok(failed)
+}
+
+/// Settings that all targets share.
+struct Targets<'a> {
+    root: &'a Path,
+    /// `fuzz/`.
+    fuzz: &'a Path,
+    /// Folder of the targets' programs.
+    programs: &'a Path,
+    seconds: &'a str,
+}
+
+impl Targets<'_> {
+    /// Runs a target.
+    fn run(&self, name: &str) -> io::Result<Output> {
+        let [seeds, found, artifacts] =
+            ["seeds", "corpus", "artifacts"].map(|folder| self.fuzz.join(folder).join(name));
+        // Targets write a file for each input, preferably into memory.
+        let memory = Path::new("/dev/shm");
+        let files = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
+        let files = files.join(format!("tallow-fuzz-{}-{name}", std::process::id()));
+        [&found, &artifacts, &files].into_iter().try_for_each(std::fs::create_dir_all)?;
+        let goldens = match name {
+            QUANTIZED => Some(self.root.join("tests/goldens/quant")),
+            SOUND => Some(self.root.join("tests/goldens/sound")),
             _ => None,
         };
+        let mut target = Command::new(self.programs.join(name));
         target.arg(found).args([seeds].into_iter().chain(goldens).filter(|dir| dir.exists()));
         target.env("TMPDIR", &files);
         target.args([
-            format!("-max_total_time={seconds}"),
+            format!("-max_total_time={}", self.seconds),
             format!("-rss_limit_mb={MEMORY}"),
             format!("-malloc_limit_mb={AT_ONCE}"),
             format!("-timeout={SLOW}"),
@@ -108,11 +143,8 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
             "-verbosity=0".into(),
             "-print_funcs=0".into(),
         ]);
-        let done = target.status();
+        let done = target.output();
         std::fs::remove_dir_all(&files)?;
-        if !done?.success() {
-            failed.push(name);
-        }
+        done
     }
-    Ok(failed)
 }

@@ -5,6 +5,7 @@ mod browser;
 mod fuzz;
 mod openai_client;
 mod parity;
+mod program;
 mod quants;
 mod server;
 mod spills;
@@ -16,11 +17,12 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask COMMAND
   attack [--program PROGRAM] [--slow FACTOR] [NAME...]
           attacks a server, with a healthy stream beside each attack, and says what became of both
-  browser drives the server with OpenAI's own JavaScript client, from pages in Chromium (skipped where there is none)
+  browser [PROGRAM]
+          drives the server with OpenAI's own JavaScript client, from pages in Chromium (skipped where there is none)
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
   fuzz [SECONDS [TARGET]]
           runs each target of fuzz/ for so many seconds (30), or that one
-  openai-client
+  openai-client [PROGRAM]
           drives the server with OpenAI's own Python client (needs Python 3 and PyPI)
   parity [FOLDER]
           compares golden models with their references and writes the table in docs/parity.md, or those of a folder, and
@@ -28,7 +30,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   quants --python PROGRAM
           compares models in every type of weights with llama.cpp and writes the table in docs/parity.md (--help)
   spills [PROGRAM]
-          looks for kernels' inner loops that put registers aside, in the release build or that program (needs objdump)";
+          looks for kernels' inner loops that put registers aside, in the release build or that program (needs objdump)
+PROGRAM is a tallow that is there already; without it this checkout's is built";
 
 /// The root of the repository.
 fn root() -> PathBuf {
@@ -39,7 +42,8 @@ fn main() -> ExitCode {
     let command: Vec<String> = std::env::args().skip(1).collect();
     match command.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["attack", args @ ..] => attack::run(&root(), args),
-        ["browser"] => browser::run(&root()),
+        ["browser"] => browser::run(&root(), None),
+        ["browser", program] => browser::run(&root(), Some(Path::new(program))),
         ["tidy"] => tidy::run(&root()),
         ["fuzz"] => fuzz::run(&root(), "30", None),
         ["fuzz", seconds] => fuzz::run(&root(), seconds, None),
@@ -49,7 +53,8 @@ fn main() -> ExitCode {
         ["quants", args @ ..] => quants::run(&root(), args),
         ["parity"] => parity::run(&root()),
         ["parity", folder] => parity::run_on(&root(), Path::new(folder)),
-        ["openai-client"] => openai_client::run(&root()),
+        ["openai-client"] => openai_client::run(&root(), None),
+        ["openai-client", program] => openai_client::run(&root(), Some(Path::new(program))),
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)

@@ -3,14 +3,16 @@
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use crate::server::{Server, build, step};
+use crate::program::program;
+use crate::server::{Server, step};
 
 /// Pinned client version, so that results are reproducible.
 const CLIENT: &str = "openai==3.52.0";
 
-/// Builds the program, installs the client in a folder of its own, starts the server and runs the client.
-pub(crate) fn run(root: &Path) -> ExitCode {
-    match try_run(root) {
+/// Installs the client in a folder of its own, starts the server and runs the client. The server is `given`, or is
+/// built.
+pub(crate) fn run(root: &Path, given: Option<&Path>) -> ExitCode {
+    match try_run(root, given) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("openai-client: {why}");
@@ -19,7 +21,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
     }
 }
 
-fn try_run(root: &Path) -> Result<(), String> {
+fn try_run(root: &Path, given: Option<&Path>) -> Result<(), String> {
     let venv = root.join("target/openai-client");
     let python = venv.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
     if !python.exists() {
@@ -33,7 +35,6 @@ fn try_run(root: &Path) -> Result<(), String> {
         "--disable-pip-version-check",
         CLIENT,
     ]))?;
-    build(root)?;
-    let (_server, base) = Server::start(root, &[], &[])?;
+    let (_server, base) = Server::start(&program(root, given)?, &[], &[])?;
     step(Command::new(&python).arg(root.join("tests/clients/openai_client.py")).arg(&base))
 }

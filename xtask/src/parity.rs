@@ -10,6 +10,8 @@ use std::process::{Command, ExitCode};
 
 use tallow_support::{Golden, json, tensors};
 
+use crate::program::program;
+
 /// KV cache types.
 const CACHES: [&str; 5] = ["f32", "f16", "bf16", "int8", "fp8"];
 
@@ -68,7 +70,7 @@ pub(crate) fn run_on(root: &Path, folder: &Path) -> ExitCode {
 
 /// Numbers of models in a folder that match the reference, deviate, and are refused.
 fn look(root: &Path, folder: &Path) -> Result<[usize; 3], String> {
-    let program = program(root)?;
+    let program = program(root, None)?;
     let mut counts = [0; 3];
     for case in cases_of(folder, folder)? {
         match dump(&program, &case, "f32")? {
@@ -88,16 +90,8 @@ fn look(root: &Path, folder: &Path) -> Result<[usize; 3], String> {
     Ok(counts)
 }
 
-fn program(root: &Path) -> Result<PathBuf, String> {
-    let build = Command::new("cargo").args(["build", "--release", "--quiet", "-p", "tallow"]).status();
-    match build.map_err(|e| e.to_string())?.success() {
-        true => Ok(root.join("target/release/tallow")),
-        false => Err("the program does not build".into()),
-    }
-}
-
 fn write(root: &Path) -> Result<usize, String> {
-    let program = program(root)?;
+    let program = program(root, None)?;
     let cases = cases(&root.join("tests/goldens"))?;
     let mut table = String::new();
     let mut too_far = Vec::new();

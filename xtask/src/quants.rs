@@ -6,6 +6,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use crate::program::{output, program};
+
 const HELP: &str = "\
 usage: cargo xtask quants --python PROGRAM [OPTION…]
 
@@ -56,7 +58,7 @@ pub(crate) fn run(root: &Path, args: &[&str]) -> ExitCode {
 /// A run of the measurements.
 struct Quants {
     root: PathBuf,
-    tallow: Option<PathBuf>,
+    tallow: PathBuf,
     python: String,
     only: Option<Vec<String>>,
     /// Folder of the models.
@@ -111,19 +113,16 @@ impl Quants {
             let part = &from[..boundary(from, bytes)];
             std::fs::write(path, part).map_err(|e| format!("{}: {e}", path.display()))?;
         }
+        let tallow = program(root, tallow.as_deref())?;
         Ok(Quants { root: root.to_owned(), tallow, python, only, folder, texts })
     }
 
     fn run(&self) -> Result<usize, String> {
-        if self.tallow.is_none() {
-            let mut build = Command::new("cargo");
-            output(build.args(["build", "--release", "--quiet", "-p", "tallow"]).current_dir(&self.root))?;
-        }
         let stories = tallow_support::shared("stories260K-hf").ok_or("there is no stories260K-hf")?;
         let demo = self.folder.join("demo-f32.gguf");
         let small = self.folder.join("stories260K-f32.gguf");
         output(self.peer().arg("floats").arg(self.root.join("assets/demo.gguf")).arg(&demo))?;
-        output(self.tallow().arg("convert").arg(stories).arg(&small).arg("--force"))?;
+        output(Command::new(&self.tallow).arg("convert").arg(stories).arg(&small).arg("--force"))?;
         let (mut table, mut count, mut wrong) = (String::from(HEAD), 0, Vec::new());
         for (name, plain, types) in [("demo", demo, &TYPES[..]), ("stories260K", small, &SHORT)] {
             let rows = self.model(name, &plain, types)?;
@@ -150,7 +149,7 @@ impl Quants {
     /// A model in each of the types, from most bits to fewest.
     fn model(&self, name: &str, plain: &Path, types: &[&str]) -> Result<Vec<Row>, String> {
         let importance = self.folder.join(format!("{name}-imatrix.gguf"));
-        let mut measure = self.tallow();
+        let mut measure = Command::new(&self.tallow);
         measure.arg("imatrix").arg(plain).arg(&self.texts[1]).args(["-c", CONTEXT, "--force", "-o"]);
         output(measure.arg(&importance))?;
         let (mut files, mut rows) = (Vec::new(), Vec::new());
@@ -159,7 +158,7 @@ impl Quants {
                 continue;
             }
             let file = self.folder.join(format!("{name}-{kind}.gguf"));
-            let mut convert = self.tallow();
+            let mut convert = Command::new(&self.tallow);
             convert.arg("convert").arg(plain).arg(&file).arg("--force");
             let bits = match *kind {
                 "f32" => 32.0,
@@ -194,7 +193,7 @@ impl Quants {
     }
 
     fn perplexity(&self, file: &Path, arithmetic: &str) -> Result<(f64, u64), String> {
-        let mut score = self.tallow();
+        let mut score = Command::new(&self.tallow);
         score
             .arg("perplexity")
             .arg(file)
@@ -204,11 +203,6 @@ impl Quants {
         let said: serde_json::Value = serde_json::from_str(&said).map_err(|e| e.to_string())?;
         let found = said["perplexity"].as_f64().zip(said["tokens"].as_u64());
         found.ok_or_else(|| format!("{}: {said}", file.display()))
-    }
-
-    fn tallow(&self) -> Command {
-        let built = || self.root.join("target/release/tallow");
-        Command::new(self.tallow.clone().unwrap_or_else(built))
     }
 
     fn peer(&self) -> Command {
@@ -252,16 +246,6 @@ fn bits_of(said: &str) -> Option<f64> {
 /// The last character boundary within `most` bytes.
 fn boundary(text: &str, most: usize) -> usize {
     (0..=most.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
-}
-
-/// A program's standard output, if it succeeds.
-fn output(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let run = command.output().map_err(|e| format!("{name}: {e}"))?;
-    match run.status.success() {
-        true => Ok(String::from_utf8_lossy(&run.stdout).into_owned()),
-        false => Err(format!("{name}: {}", String::from_utf8_lossy(&run.stderr).trim())),
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! [`Server`]: the program, built and serving, for tests that drive it from outside.
+//! [`Server`]: the program, serving, for tests that drive it from outside.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,13 +16,13 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Serves the demo model with these arguments and variables. Returns its address, too.
+    /// Serves the demo model with a program, arguments and variables. Returns its address, too.
     pub(crate) fn start(
-        root: &Path,
+        program: &Path,
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> Result<(Server, String), String> {
-        let mut command = Command::new(root.join("target/release/tallow"));
+        let mut command = Command::new(program);
         command
             .args(["serve", "demo", "--port", "0", "--slots", "8"])
             .args(arguments)
@@ -42,11 +42,6 @@ impl Server {
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("server: {line}")));
         Ok((server, base))
     }
-}
-
-/// Builds the program.
-pub(crate) fn build(root: &Path) -> Result<(), String> {
-    step(Command::new("cargo").args(["build", "--release", "--quiet", "-p", "tallow"]).current_dir(root))
 }
 
 /// Runs a command that must succeed.

@@ -9,10 +9,12 @@ mod listing;
 mod loops;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use listing::{Function, Use, functions};
+
+use crate::program::{output, program};
 
 /// Part of the linker names of everything in the kernel crate, in both of Rust's mangling schemes.
 const CRATE: &str = "10tallow_cpu";
@@ -118,8 +120,8 @@ pub(crate) fn run(root: &Path, program: Option<&Path>) -> ExitCode {
     }
 }
 
-fn try_run(root: &Path, program: Option<&Path>) -> Result<bool, String> {
-    let program = program.map_or_else(|| build(root), |given| Ok(given.to_owned()))?;
+fn try_run(root: &Path, given: Option<&Path>) -> Result<bool, String> {
+    let program = program(root, given)?;
     let (found, looked_at) = spills(&disassemble(&program)?);
     if looked_at == 0 {
         return Err(format!("{} has no loop of a kernel: are they named otherwise now?", program.display()));
@@ -156,24 +158,6 @@ fn try_run(root: &Path, program: Option<&Path>) -> Result<bool, String> {
         );
     }
     Ok(wrong == 0)
-}
-
-/// Builds the release program, which costs nothing if it is up to date. Returns its path.
-fn build(root: &Path) -> Result<PathBuf, String> {
-    let mut cargo = Command::new("cargo");
-    cargo.args([
-        "build",
-        "--release",
-        "--quiet",
-        "-p",
-        "tallow",
-        "--message-format",
-        "json-render-diagnostics",
-    ]);
-    let messages = output(cargo.current_dir(root))?;
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut made = messages.filter_map(|m| Some(PathBuf::from(m.get("executable")?.as_str()?)));
-    made.next_back().ok_or_else(|| "cargo does not say where the program is".into())
 }
 
 /// Disassembly of a program from the first kernel to the last.
@@ -218,16 +202,6 @@ fn places(program: &Path, spills: &[Spill]) -> Result<Vec<String>, String> {
     match places.len() == spills.len() {
         true => Ok(places),
         false => Err("addr2line gives another number of places than it was asked for".into()),
-    }
-}
-
-/// A program's standard output, if it succeeds.
-fn output(command: &mut Command) -> Result<String, String> {
-    let output =
-        command.stderr(Stdio::inherit()).output().map_err(|e| format!("{command:?} does not start: {e}"))?;
-    match output.status.success() {
-        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(format!("{command:?} ended with {}", output.status)),
     }
 }
 

@@ -12,6 +12,7 @@ use tallow_core::Backend;
 use crate::answer::{Answer, TextStep};
 use crate::block_pool::{BlockPool, Chain};
 use crate::counts::StepCounts;
+use crate::disk_cache::{DiskCache, DiskCacheError, DiskCacheSettings};
 use crate::encoder_input::{EncoderInput, EncoderOutput, InputDigest, InputKeys};
 use crate::failure::{Failure, Unfit};
 use crate::handle::{
@@ -28,6 +29,8 @@ use crate::service::{self, BatchWorker, Lost, Messages, Service, SharedOf, StepE
 struct Engine<B: Backend> {
     // Dropped in this order: waiting requests get their last event, and then the device is freed.
     requests: HashMap<SeqId, Active>,
+    /// Pages of the prefix cache in files.
+    disk: Option<DiskCache>,
     scheduler: Scheduler,
     runner: Runner<B>,
     /// Random key per process, so that nobody can construct two salts that collide.
@@ -128,22 +131,28 @@ impl<B: Backend> Worker for Engine<B> {
             // The caller may be gone.
             Command::LoadLora(lora, reply) => drop(reply.send(self.load_lora(*lora))),
             Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(name))),
+            Command::CacheOnDisk(settings, reply) => drop(reply.send(self.cache_on_disk(*settings))),
         }
     }
 
     fn is_idle(&self) -> bool {
-        self.scheduler.is_idle()
+        self.scheduler.is_idle() && self.disk.as_ref().is_none_or(DiskCache::is_idle)
     }
 
     fn step(&mut self) -> Result<(), Lost> {
         self.forget_abandoned();
+        self.advance_disk();
         if let Some(batch) = self.scheduler.next_batch() {
             self.note_started(&batch);
             self.fail_late();
             self.shared.stats.step_sizes.add(service::Batch::tokens(&batch));
-            run_batch(self, batch)?;
+            if let Err(lost) = run_batch(self, batch) {
+                // A lost device has no pages to save.
+                self.disk = None;
+                return Err(lost);
+            }
         }
-        if self.scheduler.is_idle() {
+        if self.scheduler.is_idle() && !self.disk.as_ref().is_some_and(DiskCache::holds_pages) {
             self.check_pages(cfg!(debug_assertions));
         }
         self.publish_stats();
@@ -158,6 +167,9 @@ impl<B: Backend> Worker for Engine<B> {
         let left: Vec<SeqId> = self.requests.keys().copied().collect();
         for id in left {
             self.take_out(id);
+        }
+        if let Some(mut disk) = self.disk.take() {
+            disk.close(&self.runner, self.scheduler.pool_mut());
         }
     }
 }
@@ -221,7 +233,8 @@ impl<B: Backend> Engine<B> {
     fn new(runner: Runner<B>, scheduler: Scheduler, shared: SharedOf<Engine<B>>) -> Engine<B> {
         let (requests, salts, inputs) = (HashMap::new(), std::hash::RandomState::new(), InputKeys::default());
         shared.stats.decode_budget.store(scheduler.limits().decode_budget, Ordering::Relaxed);
-        Engine { requests, scheduler, runner, salts, inputs, next_id: 0, next_adapter: 0, shared }
+        let disk = None;
+        Engine { requests, disk, scheduler, runner, salts, inputs, next_id: 0, next_adapter: 0, shared }
     }
 
     fn submit(&mut self, submission: Submission) {
@@ -231,7 +244,14 @@ impl<B: Backend> Engine<B> {
             Err(unfit) => return listener.end(Err(unfit.into())),
         };
         let id = new.id;
-        if let Err(unfit) = self.scheduler.submit(new) {
+        let is_saved = !request.unsaved && request.adapter.is_none() && request.input.is_none();
+        let new = match self.disk.as_mut().filter(|_| is_saved) {
+            Some(disk) => disk.hold(new, request.salt.as_deref(), self.scheduler.pool()),
+            None => Some(new),
+        };
+        if let Some(new) = new
+            && let Err(unfit) = self.scheduler.submit(new)
+        {
             return listener.end(Err(unfit.into()));
         }
         let tokenizer = self.shared.info.tokenizer.clone();
@@ -287,12 +307,32 @@ impl<B: Backend> Engine<B> {
         })
     }
 
-    /// Start of the prefix hash chain: requests with the same salt, adapter and scale, and encoder input share pages.
+    /// Start of the prefix hash chain: requests with the same salt, adapter and scale, and encoder input share pages;
+    /// those that may be saved with each other only.
     fn root(&self, request: &Request, input: Option<InputDigest>) -> Chain {
         let adapter = request.adapter.map(|LoraRef { id, scale }| (id, scale.to_bits()));
-        match (&request.salt, adapter, input) {
-            (None, None, None) => Chain::ROOT,
+        match (&request.salt, adapter, input, request.unsaved) {
+            (None, None, None, false) => Chain::ROOT,
             key => Chain::salted(self.salts.hash_one(key)),
+        }
+    }
+
+    fn cache_on_disk(&mut self, settings: DiskCacheSettings) -> Result<(), DiskCacheError> {
+        let counts = self.shared.stats.disk.clone();
+        self.disk = Some(DiskCache::open(settings, &self.runner, &mut self.scheduler, counts)?);
+        Ok(())
+    }
+
+    /// Has pages saved and loaded, and queues the requests that have waited for theirs.
+    fn advance_disk(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        for new in disk.advance(&self.runner, &mut self.scheduler) {
+            let id = new.id;
+            if let Err(unfit) = self.scheduler.submit(new)
+                && let Some(mut request) = self.take_out(id)
+            {
+                request.listener.end(Err(unfit.into()));
+            }
         }
     }
 
@@ -371,6 +411,9 @@ impl<B: Backend> Engine<B> {
     /// Removes a request and its sequence. Its pages are freed before its last event is sent.
     fn take_out(&mut self, id: SeqId) -> Option<Active> {
         self.scheduler.drop_seq(id);
+        if let Some(disk) = &mut self.disk {
+            disk.forget(id, self.scheduler.pool_mut());
+        }
         let request = self.requests.remove(&id);
         if request.as_ref().is_some_and(|r| r.adapter.is_some()) {
             self.evict_loras();
@@ -438,7 +481,8 @@ impl<B: Backend> Engine<B> {
     fn publish_stats(&self) {
         let (stats, counts) = (&self.shared.stats, self.scheduler.counts());
         stats.running.store(self.scheduler.running(), Ordering::Relaxed);
-        stats.waiting.store(self.scheduler.waiting(), Ordering::Relaxed);
+        let held = self.disk.as_ref().map_or(0, DiskCache::held);
+        stats.waiting.store(self.scheduler.waiting() + held, Ordering::Relaxed);
         stats.pages_in_use.store(self.scheduler.pool().in_use(), Ordering::Relaxed);
         stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
         stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);

@@ -83,6 +83,31 @@ impl<B: Backend> Runner<B> {
         self.decoder.spec().is_recurrent().then(|| StateRows { from: row(step), to: row(step + 1) })
     }
 
+    /// Whether the model has an encoder.
+    pub(crate) fn has_encoder(&self) -> bool {
+        self.encoder.is_some()
+    }
+
+    /// Bytes of a page of the KV cache.
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.kv.page_bytes()
+    }
+
+    /// Types and sizes of a page's parts, in words.
+    pub(crate) fn page_layout(&self) -> String {
+        self.kv.page_layout()
+    }
+
+    /// Copies a page of the KV cache to the host.
+    pub(crate) fn read_page(&self, block: BlockId, to: &mut [u8]) -> Result<(), Error> {
+        self.kv.read_page(&self.b, block.0 as usize, to)
+    }
+
+    /// Copies a page of the KV cache from the host. No sequence may be using the page.
+    pub(crate) fn write_page(&self, block: BlockId, from: &[u8]) -> Result<(), Error> {
+        self.kv.write_page(&self.b, block.0 as usize, from)
+    }
+
     /// Uploads a LoRA adapter to the device, under an id never used before.
     pub fn load_lora(&mut self, id: LoraId, file: &AdapterFile) -> Result<(), LoraError> {
         let adapter = self.decoder.adapter(&self.b, file);

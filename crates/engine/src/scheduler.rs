@@ -259,6 +259,11 @@ impl Scheduler {
         &self.pool
     }
 
+    /// Block pool, for a disk cache. Pages may be published and evicted; those of sequences stay as they are.
+    pub(crate) fn pool_mut(&mut self) -> &mut BlockPool {
+        &mut self.pool
+    }
+
     /// Counts since the start.
     pub fn counts(&self) -> Counts {
         self.counts

@@ -5,6 +5,7 @@
 mod adapters;
 mod bad_weights;
 mod common;
+mod disk_cache;
 mod drafts;
 mod embedder;
 mod engine;

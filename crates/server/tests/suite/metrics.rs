@@ -232,3 +232,26 @@ fn the_small_page_of_an_idle_server_is_whole() {
     let none = ",max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
     assert!(of(&samples, "lora_requests_info", none) > 1.7e9);
 }
+
+/// Those of a disk cache are there if there is one.
+#[test]
+fn a_disk_cache_is_counted() {
+    let engine = sim::start(info(), script(&hello()));
+    let disk = engine.stats().disk.clone();
+    let server = ServerBuilder::new(engine).start();
+    assert!(!page(&server).keys().any(|name| name.contains("disk_cache") || name.contains("external")));
+    disk.is_on.store(true, Ordering::Relaxed);
+    let counts =
+        [&disk.queries, &disk.hits, &disk.saved_bytes, &disk.loaded_bytes, &disk.refused_bytes, &disk.bytes];
+    (1..).zip(counts).for_each(|(n, count)| count.store(n, Ordering::Relaxed));
+    let samples = page(&server);
+    let names = [
+        "external_prefix_cache_queries_total",
+        "external_prefix_cache_hits_total",
+        "disk_cache_saved_bytes_total",
+        "disk_cache_loaded_bytes_total",
+        "disk_cache_refused_bytes_total",
+        "disk_cache_bytes",
+    ];
+    (1..).zip(names).for_each(|(n, name)| assert_eq!(of(&samples, name, ""), f64::from(n), "{name}"));
+}

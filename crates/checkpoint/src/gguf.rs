@@ -43,7 +43,7 @@ pub struct TensorInfo {
 /// Key-value pairs of a GGUF file.
 #[derive(Debug, Clone)]
 pub struct Metadata {
-    file: Arc<Mapping>,
+    pub(crate) file: Arc<Mapping>,
     entries: BTreeMap<String, Value>,
 }
 

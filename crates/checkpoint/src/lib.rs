@@ -3,6 +3,7 @@
 //! [`Checkpoint`] abstracts over the file kinds: code behind it does not see which one a tensor came from.
 
 pub mod config;
+pub mod digest;
 mod error;
 pub mod gguf;
 pub mod grouped;
@@ -207,6 +208,23 @@ impl Checkpoint {
             Some(meta) => Ok(Checkpoint { path: path.into(), settings: Settings::Gguf(meta), tensors }),
             None => Err(FileError::bad(path, "the file", "has no parts")),
         }
+    }
+
+    /// Digest of the settings, and of every byte of the files with the tensors.
+    pub fn digest(&self) -> Result<[u8; 32]> {
+        let (settings, first) = match &self.settings {
+            Settings::Hf(json) => (json.to_string(), None),
+            Settings::Gguf(meta) => (String::new(), Some(&*meta.file)),
+        };
+        let mut files: Vec<&Mapping> = first.into_iter().collect();
+        for stored in self.tensors.values() {
+            if !files.iter().any(|file| std::ptr::eq(*file, &*stored.file)) {
+                files.push(&stored.file);
+            }
+        }
+        let settings = Mapping::held(&self.path, settings.into_bytes());
+        files.push(&settings);
+        digest::of_files(&files)
     }
 
     /// Adds the tensors of a subfolder, prefixed with `{folder}/`.

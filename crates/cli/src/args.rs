@@ -159,6 +159,18 @@ pub(crate) struct Serve {
     /// In seconds. Without it a request waits as long as its client does.
     #[arg(long, value_name = "SECONDS")]
     pub queue_timeout: Option<u64>,
+    /// Keep the prefix cache in this folder, for the next start
+    ///
+    /// What was computed of prompts and answers is saved there, and found again after a restart with the same model,
+    /// program and settings. The folder is made if it is not there. It holds what clients have asked, readable by nobody
+    /// else; one server at a time uses it.
+    #[arg(long, value_name = "DIR")]
+    pub cache_disk: Option<String>,
+    /// Most that this folder may take, in MiB [default: 8192]
+    ///
+    /// What was not used for the longest time is removed first.
+    #[arg(long, value_name = "MIB")]
+    pub cache_disk_size: Option<u64>,
     /// Another name for the model; may be given several times
     #[arg(short = 'a', long, value_name = "NAME", alias = "served-model-name")]
     pub alias: Vec<String>,

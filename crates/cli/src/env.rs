@@ -93,6 +93,13 @@ pub(crate) fn expand(name: &str) -> PathBuf {
     }
 }
 
+/// File of the running program.
+pub(crate) fn program() -> std::io::Result<PathBuf> {
+    // On Linux also after it was replaced, as the system's package manager may do.
+    let own = Path::new("/proc/self/exe");
+    if own.exists() { Ok(own.into()) } else { std::env::current_exe() }
+}
+
 /// Default path of the configuration file.
 pub(crate) fn config_file() -> Option<PathBuf> {
     Some(folder("XDG_CONFIG_HOME", ".config")?.join("tallow").join("config.toml"))

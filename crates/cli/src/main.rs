@@ -11,6 +11,7 @@ mod commands;
 mod decoder;
 mod descriptors;
 mod devices;
+mod disk_cache;
 mod encoder;
 mod env;
 mod fit;

@@ -104,6 +104,8 @@ pub(crate) static KNOWN: &[Known] = &[
     known("slots", "requests computed at once (parallel sequences)", "8"),
     known("queue", "requests that may wait for a slot", "256"),
     known("queue-timeout", "seconds that a request may wait for a slot", "as long as its client does"),
+    known("cache-disk", "folder in which a server keeps its prefix cache for the next start", "none"),
+    known("cache-disk-size", "most that this folder may take, in MiB", "8192"),
     known("max-tokens", "longest answer, in tokens", "as many as fit (`run` without a chat template: 256)"),
     known("temperature", "0 always picks the most likely token (greedy)", "0.8 (server: 1)"),
     known("top-k", "keep only the N most likely tokens; 0 keeps all", "40 (server: 0)"),

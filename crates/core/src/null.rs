@@ -1,10 +1,10 @@
 //! [`Null`]: a backend that checks and records ops but computes nothing.
 
-use crate::ops::{Embed, Required, TopK, TopKOut};
+use crate::ops::{Embed, Required, TailSum, TopK, TopKOut};
 use crate::{Backend, DType, Memory, Reading, Result, Tensor, Trace};
 
-/// Required methods of a backend that computes nothing. `embed` and `topk`, where a step begins and ends, are the
-/// backend's own.
+/// Required methods of a backend that computes nothing. `embed`, `topk` and `tail_sum`, where a step begins and
+/// ends, are the backend's own.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! null_ops {
@@ -34,6 +34,7 @@ pub struct Null {
 
 impl Memory for Null {
     type Buf = ();
+    type Pending = Vec<Tensor<Null>>;
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         Ok(Tensor::whole((), dtype, rows, cols))
@@ -43,12 +44,13 @@ impl Memory for Null {
         Ok(())
     }
 
-    fn read(&self, wanted: &mut [Reading<'_, Self>]) -> Result<()> {
-        wanted.iter_mut().try_for_each(|r| {
-            r.check()?;
-            r.to.fill(0);
-            Ok(())
-        })
+    fn fetch(&self, from: &[&Tensor<Self>]) -> Result<Self::Pending> {
+        Ok(from.iter().copied().cloned().collect())
+    }
+
+    fn wait(&self, pending: Self::Pending, to: &mut [&mut [u8]]) -> Result<()> {
+        Reading::pairs(&pending, to)?.into_iter().for_each(|reading| reading.to.fill(0));
+        Ok(())
     }
 }
 
@@ -68,6 +70,10 @@ impl Backend for Null {
     }
 
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
+        op.out(self)
+    }
+
+    fn tail_sum(&self, op: &TailSum<'_, Self>) -> Result<Tensor<Self>> {
         op.out(self)
     }
 }

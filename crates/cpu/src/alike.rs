@@ -11,7 +11,7 @@ use tallow_core::{
 };
 
 use crate::kernels::Kernels;
-use crate::rowwise::NormTask;
+use crate::rowwise::{NormTask, TailTask};
 use crate::{Arithmetic, Cpu, Isa};
 
 /// Pseudo-random values from -1 to 1.
@@ -221,5 +221,13 @@ fn rows() {
             (kernels.gate)(out, &odd(out.len()));
         });
         same("a sum", &|kernels, out| (kernels.add_scaled)(out, 0.3, &odd(out.len())));
+        same("a tail", &|kernels, out| {
+            let x = x(out.len());
+            let mut top = x.clone();
+            top.sort_by(|a, b| b.total_cmp(a));
+            top.truncate(3);
+            let temperatures = noise(2, out.len()).into_iter().map(|t| 1.1 + t).collect::<Vec<f32>>();
+            (kernels.tail_sum)(&TailTask { x: &x, top: &top, temperatures: &temperatures }, out);
+        });
     }
 }

@@ -19,7 +19,7 @@ use crate::pack::PackedLayout;
 use crate::quantize::{self, QuantizeOut};
 use crate::recurrent::{self, CausalConvTask, GatedDeltaTask};
 use crate::roofline;
-use crate::rowwise::{self, NormTask};
+use crate::rowwise::{self, NormTask, TailTask};
 #[cfg(target_arch = "aarch64")]
 use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
@@ -79,6 +79,8 @@ pub(crate) struct Kernels {
     pub to_f8: fn(&[f32], f32, &mut [F8]),
     /// Top-k: columns of the largest elements, largest first, the first of equals; NaN is smallest.
     pub largest: fn(&[f32], &mut [u32]),
+    /// Softmax mass outside the top k, for each temperature.
+    pub tail_sum: fn(&TailTask<'_>, &mut [f32]),
     /// `out += scale * x`
     pub add_scaled: fn(&mut [f32], f32, &[f32]),
     /// `x = cap * tanh(x / cap)`
@@ -114,6 +116,7 @@ macro_rules! table {
             gated_delta: (task: &GatedDeltaTask<'_>, block: &mut [f32]) => recurrent::gated_delta::<$simd>(task, block);
             rope: (pairs: RopePairs, angles: &[f32], head: &mut [f32]) => rowwise::rope(pairs, angles, head);
             largest: (x: &[f32], ids: &mut [u32]) => rowwise::largest(x, ids);
+            tail_sum: (task: &TailTask<'_>, sums: &mut [f32]) => rowwise::tail_sum::<$simd>(task, sums);
             attend: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)
                 => attention::attend::<$simd>(task, stage, scratch);
             attend_f16: (task: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>)

@@ -281,3 +281,41 @@ pub(crate) fn largest(x: &[f32], ids: &mut [u32]) {
     }
     ids.copy_from_slice(&best);
 }
+
+/// The sum of `exp((x - max) / temperature)` over the elements that top-k left out, for some temperatures.
+pub(crate) struct TailTask<'a> {
+    pub x: &'a [f32],
+    /// The top k, largest first.
+    pub top: &'a [f32],
+    pub temperatures: &'a [f32],
+}
+
+#[inline(always)]
+pub(crate) unsafe fn tail_sum<S: Simd>(task: &TailTask<'_>, sums: &mut [f32]) {
+    // Sums of a block are taken in f32, and those of blocks in f64.
+    const BLOCK: usize = 256;
+    let (max, least) = (task.top[0], task.top[task.top.len() - 1]);
+    // Elements equal to the last of the top k are counted: some of them are in it.
+    let count = |x: &[f32]| x.iter().map(|v| u32::from(*v == least)).sum::<u32>();
+    let is_number = !task.x.iter().fold(false, |any, v| any | v.is_nan());
+    let ties = task.x.chunks(BLOCK).map(count).sum::<u32>() - count(task.top);
+    for (i, t) in task.temperatures.iter().enumerate() {
+        if i > 0 && *t == task.temperatures[i - 1] {
+            sums[i] = sums[i - 1];
+            continue;
+        }
+        let mut rest = [0.0; BLOCK];
+        let mut sum = f64::from(ties) * (f64::from(least - max) / f64::from(*t)).exp();
+        for block in task.x.chunks(BLOCK) {
+            for (rest, v) in rest.iter_mut().zip(block) {
+                *rest = if *v < least { *v } else { f32::NEG_INFINITY };
+            }
+            // SAFETY: the caller guarantees the instruction set.
+            sum += f64::from(unsafe {
+                let (max, t) = (S::splat(max), S::splat(*t));
+                total::<S>(&rest[..block.len()], |v| simd::exp::<S>(S::div(S::sub(v, max), t)))
+            });
+        }
+        sums[i] = if is_number { sum as f32 } else { f32::NAN };
+    }
+}

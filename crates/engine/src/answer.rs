@@ -48,10 +48,14 @@ impl Answer {
         self
     }
 
+    /// Whether a token ends the answer: an end-of-generation or stop token.
+    pub fn ends_at(&self, token: u32) -> bool {
+        (self.tokenizer.ends_generation(token) && !self.ignore_end) || self.stop_tokens.contains(&token)
+    }
+
     /// Adds the next token.
     pub fn push(&mut self, token: u32) -> TextStep {
-        let ends = self.tokenizer.ends_generation(token) && !self.ignore_end;
-        if ends || self.stop_tokens.contains(&token) {
+        if self.ends_at(token) {
             return TextStep::End;
         }
         self.held += self.text.push(token).unwrap_or_default();

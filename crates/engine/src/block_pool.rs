@@ -90,6 +90,26 @@ pub struct Published {
     pub chain: Chain,
 }
 
+/// A page that was published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NewPage {
+    pub(crate) block: BlockId,
+    /// What it follows.
+    pub(crate) after: Chain,
+    /// Chain of what follows it.
+    pub(crate) chain: Chain,
+    pub(crate) tokens: Box<[u32]>,
+}
+
+/// What has changed since changes were last taken.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Pages that were published, in order.
+    pub(crate) published: Vec<NewPage>,
+    /// Chains after pages that were evicted. They may have been published since, too.
+    pub(crate) evicted: Vec<Chain>,
+}
+
 /// Owner of all pages.
 #[derive(Debug)]
 pub struct BlockPool {
@@ -103,6 +123,8 @@ pub struct BlockPool {
     returns: u64,
     chains: u64,
     states: StatePool,
+    /// Recorded for a disk cache, if there is one.
+    changes: Option<Changes>,
 }
 
 impl BlockPool {
@@ -124,7 +146,24 @@ impl BlockPool {
             index: HashMap::new(),
             returns: 0,
             chains: 0,
+            changes: None,
         }
+    }
+
+    /// Records which pages are published and evicted from now on; [`take_changes`](Self::take_changes) is to be called
+    /// after each step.
+    pub(crate) fn record_changes(&mut self) {
+        self.changes.get_or_insert_default();
+    }
+
+    /// Changes since the last call, if they are recorded.
+    pub(crate) fn take_changes(&mut self) -> Changes {
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Whether a page still holds what was published with that chain behind it.
+    pub(crate) fn holds(&self, id: BlockId, chain: Chain) -> bool {
+        self.blocks[id.0 as usize].published.as_ref().is_some_and(|(_, after)| *after == chain)
     }
 
     /// Tokens per page.
@@ -241,8 +280,9 @@ impl BlockPool {
             None => {
                 let (_, id) = self.idle.pop_first()?;
                 let block = &mut self.blocks[id.0 as usize];
-                if let Some((content, _)) = block.published.take() {
+                if let Some((content, chain)) = block.published.take() {
                     self.index.remove(&content);
+                    self.changes.iter_mut().for_each(|changes| changes.evicted.push(chain));
                 }
                 if let Some(row) = block.state.take() {
                     self.states.forget(row);
@@ -268,7 +308,13 @@ impl BlockPool {
 
     /// Publishes a page that holds `tokens`, computed after `after`.
     pub fn publish(&mut self, id: BlockId, after: Chain, tokens: &[u32]) -> Published {
-        self.publish_content(id, Content { after, tokens: tokens.into() })
+        let published = self.publish_content(id, Content { after, tokens: tokens.into() });
+        // Otherwise it is the page of another sequence, which was published before.
+        if let Some(changes) = self.changes.as_mut().filter(|_| published.block == id) {
+            let new = NewPage { block: id, after, chain: published.chain, tokens: tokens.into() };
+            changes.published.push(new);
+        }
+        published
     }
 
     fn publish_content(&mut self, id: BlockId, content: Content) -> Published {

@@ -280,14 +280,20 @@ impl<B: Backend> Worker for Embedder<B> {
 
 impl<B: Backend> BatchWorker for Embedder<B> {
     type Batch = Texts;
+    type Launched = Vec<Vec<f32>>;
     type Output = Vec<f32>;
 
     fn steps(&self) -> &StepCounts {
         &self.shared.steps
     }
 
-    fn compute(&self, batch: &Texts) -> Result<Vec<Vec<f32>>, StepError> {
+    /// Waits for the device: nothing else is done meanwhile.
+    fn launch(&self, batch: &Texts) -> Result<Vec<Vec<f32>>, StepError> {
         Ok(self.runner.run(&batch.texts)?)
+    }
+
+    fn finish(&self, _: &Texts, vectors: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, StepError> {
+        Ok(vectors)
     }
 
     fn commit(&mut self, batch: Texts, outputs: Vec<Vec<f32>>) {

@@ -1,34 +1,51 @@
 //! The engine of decoders, with or without an encoder: generation. Each step computes a batch of the
 //! [`scheduler`](crate::scheduler) and sends its tokens to the requests.
+//!
+//! Where the device computes while the host goes on, a step is launched before its listeners are told of the one before,
+//! and commands are taken while it runs: the device waits only for the draw, the next batch and its launch.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use tallow_core::Backend;
 
-use crate::answer::{Answer, TextStep};
 use crate::block_pool::{BlockPool, Chain};
 use crate::counts::StepCounts;
+use crate::disk_cache::{DiskCache, DiskCacheError, DiskCacheSettings};
 use crate::encoder_input::{EncoderInput, EncoderOutput, InputDigest, InputKeys};
 use crate::failure::{Failure, Unfit};
 use crate::handle::{
-    Command, Done, EngineGuard, Event, Finish, Info, Listener, LoadLora, Request, RunningEngine, Stats,
-    Submission, Timings,
+    Command, EngineGuard, Finish, Info, LoadLora, Request, RunningEngine, Stats, Submission,
 };
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
-use crate::runner::{Outcome, Runner, SampleInput};
-use crate::sampler::{NotFinite, Sampler};
+use crate::runner::{Launched, Outcome, Runner, SampleInput};
+use crate::sampler::NotFinite;
 use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId};
-use crate::service::{self, BatchWorker, Lost, Messages, Service, SharedOf, StepError, Worker, run_batch};
+use crate::service::{
+    self, BatchWorker, InFlight, Lost, Messages, Service, SharedOf, StepError, Worker, finish_batch,
+    launch_batch,
+};
+
+mod active;
+
+use active::Active;
 
 /// A model, its KV cache and its requests.
 struct Engine<B: Backend> {
     // Dropped in this order: waiting requests get their last event, and then the device is freed.
     requests: HashMap<SeqId, Active>,
+    /// Pages of the prefix cache in files.
+    disk: Option<DiskCache>,
     scheduler: Scheduler,
+    /// The step that the device computes, if the host goes on meanwhile.
+    in_flight: Option<InFlight<Engine<B>>>,
+    /// What requests have not been told yet of the steps before that.
+    untold: Vec<Told>,
+    /// Whether the device computed the last step while the host went on. If it does, the next step does not wait for what
+    /// is told of this one; otherwise what is told does not wait for the next step.
+    overlaps: bool,
     runner: Runner<B>,
     /// Random key per process, so that nobody can construct two salts that collide.
     salts: std::hash::RandomState,
@@ -38,59 +55,14 @@ struct Engine<B: Backend> {
     shared: SharedOf<Engine<B>>,
 }
 
-/// An accepted request.
-struct Active {
-    prompt: Vec<u32>,
-    /// Encoder input: encoded again if the sequence is preempted and its pages are evicted.
-    input: Option<Arc<EncoderInput>>,
-    sampler: Sampler,
-    answer: Answer,
-    adapter: Option<LoraId>,
-    scored: usize,
-    /// Prompt tokens already reported; `None` if prefill progress is not requested.
-    reported: Option<usize>,
-    new_tokens: usize,
-    cached: Option<usize>,
-    submitted: Instant,
-    started: Option<Instant>,
-    first: Option<Instant>,
-    listener: Listener,
-}
-
-impl Active {
-    /// Reports prefill progress, if requested. A recomputed sequence reports only what is new.
-    fn report(&mut self, computed: usize) {
-        let (total, cached) = (self.prompt.len(), self.cached.unwrap_or(0));
-        let computed = computed.min(total);
-        if let Some(reported) = self.reported.as_mut().filter(|reported| **reported < computed) {
-            *reported = computed;
-            self.listener.tell(Event::Prefill { computed, cached, total });
-        }
-    }
-
-    fn done(mut self, text: String, reason: Finish) {
-        let now = Instant::now();
-        let started = self.started.unwrap_or(now);
-        let first = self.first.unwrap_or(now);
-        let timings =
-            Timings { queue: started - self.submitted, prefill: first - started, decode: now - first };
-        let (prompt, cached, new) = (self.prompt.len(), self.cached.unwrap_or(0), self.new_tokens);
-        tracing::debug!(
-            "{prompt} prompt tokens, {cached} of them cached, and {new} new ones: \
-             waited {:?}, prefill {:?}, decode {:?}; ended by {reason:?}",
-            timings.queue,
-            timings.prefill,
-            timings.decode
-        );
-        self.listener.tell(Event::Done(Done {
-            text,
-            reason,
-            prompt_tokens: self.prompt.len(),
-            cached_tokens: self.cached.unwrap_or(0),
-            new_tokens: self.new_tokens,
-            timings,
-        }));
-    }
+/// What a request is told of a step.
+struct Told {
+    id: SeqId,
+    /// Position of the step's first token, and the position after its last one.
+    tokens: Range<usize>,
+    outcome: Outcome,
+    /// Whether its sequence has reached its maximum length.
+    full: bool,
 }
 
 /// Starts an engine on its own thread. `runner` is called there because a device belongs to one thread; it returns the
@@ -128,26 +100,36 @@ impl<B: Backend> Worker for Engine<B> {
             // The caller may be gone.
             Command::LoadLora(lora, reply) => drop(reply.send(self.load_lora(*lora))),
             Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(name))),
+            Command::CacheOnDisk(settings, reply) => drop(reply.send(self.cache_on_disk(*settings))),
         }
     }
 
     fn is_idle(&self) -> bool {
-        self.scheduler.is_idle()
+        let told = self.in_flight.is_none() && self.untold.is_empty();
+        self.scheduler.is_idle() && told && self.disk.as_ref().is_none_or(DiskCache::is_idle)
     }
 
     fn step(&mut self) -> Result<(), Lost> {
-        self.forget_abandoned();
-        if let Some(batch) = self.scheduler.next_batch() {
-            self.note_started(&batch);
-            self.fail_late();
-            self.shared.stats.step_sizes.add(service::Batch::tokens(&batch));
-            run_batch(self, batch)?;
+        self.advance_disk();
+        match self.scheduler.next_batch() {
+            Some(batch) => {
+                let begun = self.begin(batch);
+                self.unless_lost(begun)?;
+            }
+            None => self.tell_all(),
         }
-        if self.scheduler.is_idle() {
+        if self.scheduler.is_idle() && !self.disk.as_ref().is_some_and(DiskCache::holds_pages) {
             self.check_pages(cfg!(debug_assertions));
         }
         self.publish_stats();
         Ok(())
+    }
+
+    fn complete(&mut self) -> Result<(), Lost> {
+        self.forget_abandoned();
+        let Some(step) = self.in_flight.take() else { return Ok(()) };
+        let finished = finish_batch(self, step);
+        self.unless_lost(finished)
     }
 
     fn check(&self) {
@@ -155,9 +137,13 @@ impl<B: Backend> Worker for Engine<B> {
     }
 
     fn stop(&mut self) {
+        self.tell_all();
         let left: Vec<SeqId> = self.requests.keys().copied().collect();
         for id in left {
             self.take_out(id);
+        }
+        if let Some(mut disk) = self.disk.take() {
+            disk.close(&self.runner, self.scheduler.pool_mut());
         }
     }
 }
@@ -180,34 +166,48 @@ impl service::Batch for Batch {
 
 impl<B: Backend> BatchWorker for Engine<B> {
     type Batch = Batch;
+    type Launched = Launched<B>;
     type Output = Result<Outcome, NotFinite>;
 
     fn steps(&self) -> &StepCounts {
         &self.shared.steps
     }
 
-    fn compute(&self, batch: &Batch) -> Result<Vec<Self::Output>, StepError> {
-        let asked = |id: &SeqId| {
-            let request = self.requests.get(id)?;
-            let (sampler, prompt, input) = (&request.sampler, &request.prompt, request.input.as_deref());
-            Some(SampleInput { sampler, prompt, input })
-        };
-        let asked: Option<Vec<SampleInput<'_>>> = batch.parts.iter().map(|p| asked(&p.id)).collect();
+    fn launch(&self, batch: &Batch) -> Result<Launched<B>, StepError> {
+        let asked: Option<Vec<SampleInput<'_>>> = batch.parts.iter().map(|p| self.asked(p)).collect();
         let asked =
             asked.ok_or_else(|| StepError::Failed("a sequence without a request was scheduled".into()))?;
-        Ok(self.runner.run(batch, &asked)?)
+        Ok(self.runner.launch(batch, &asked)?)
     }
 
-    /// Records a step's tokens and sends the events.
+    fn finish(&self, batch: &Batch, launched: Launched<B>) -> Result<Vec<Self::Output>, StepError> {
+        let asked: Vec<Option<SampleInput<'_>>> = batch.parts.iter().map(|p| self.asked(p)).collect();
+        Ok(self.runner.finish(launched, batch, &asked)?)
+    }
+
+    /// Records a step's tokens. Its events are sent, or kept until the next step is under way.
     fn commit(&mut self, batch: Batch, outcomes: Vec<Self::Output>) {
         let next = |outcome: &Self::Output| outcome.iter().flat_map(|o| &o.next).map(|c| c.token).collect();
         let sampled: Vec<Vec<u32>> = outcomes.iter().map(next).collect();
         // Journey, stop 8: the sampled tokens go to the scheduler and to the clients.
         let full = self.scheduler.commit(&batch, &sampled);
         for ((part, outcome), full) in batch.parts.iter().zip(outcomes).zip(full) {
+            let (id, tokens) = (part.id, part.start..part.start + part.tokens.len());
+            let Some(request) = self.requests.get_mut(&id) else {
+                // It ended while the device computed this.
+                self.shared.steps.wasted.fetch_add(tokens.len() as u64, Ordering::Relaxed);
+                continue;
+            };
             match outcome {
-                Err(bad) => self.fail_request(part.id, bad.to_string()),
-                Ok(outcome) => self.tell(part, outcome, full),
+                Err(bad) => self.fail_request(id, bad.to_string()),
+                Ok(outcome) => {
+                    if request.accept(&outcome.next) {
+                        // The next step is without it, also if it is told later.
+                        self.scheduler.drop_seq(id);
+                    }
+                    let told = Told { id, tokens, outcome, full };
+                    if self.overlaps { self.untold.push(told) } else { self.tell(told) }
+                }
             }
         }
     }
@@ -218,10 +218,28 @@ impl<B: Backend> BatchWorker for Engine<B> {
 }
 
 impl<B: Backend> Engine<B> {
+    /// What a part's request gives to the runner; `None` if it has ended.
+    fn asked(&self, part: &BatchPart) -> Option<SampleInput<'_>> {
+        self.requests.get(&part.id).map(Active::asked)
+    }
+
     fn new(runner: Runner<B>, scheduler: Scheduler, shared: SharedOf<Engine<B>>) -> Engine<B> {
         let (requests, salts, inputs) = (HashMap::new(), std::hash::RandomState::new(), InputKeys::default());
         shared.stats.decode_budget.store(scheduler.limits().decode_budget, Ordering::Relaxed);
-        Engine { requests, scheduler, runner, salts, inputs, next_id: 0, next_adapter: 0, shared }
+        Engine {
+            requests,
+            disk: None,
+            scheduler,
+            in_flight: None,
+            untold: Vec::new(),
+            overlaps: false,
+            runner,
+            salts,
+            inputs,
+            next_id: 0,
+            next_adapter: 0,
+            shared,
+        }
     }
 
     fn submit(&mut self, submission: Submission) {
@@ -231,28 +249,18 @@ impl<B: Backend> Engine<B> {
             Err(unfit) => return listener.end(Err(unfit.into())),
         };
         let id = new.id;
-        if let Err(unfit) = self.scheduler.submit(new) {
+        let is_saved = !request.unsaved && request.adapter.is_none() && request.input.is_none();
+        let new = match self.disk.as_mut().filter(|_| is_saved) {
+            Some(disk) => disk.hold(new, request.salt.as_deref(), self.scheduler.pool()),
+            None => Some(new),
+        };
+        if let Some(new) = new
+            && let Err(unfit) = self.scheduler.submit(new)
+        {
             return listener.end(Err(unfit.into()));
         }
         let tokenizer = self.shared.info.tokenizer.clone();
-        let (stops, stop_tokens) = (request.stops, request.stop_tokens);
-        let active = Active {
-            sampler: Sampler::new(request.sampling, &request.prompt).with_policy(request.policy),
-            answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end)
-                .showing(request.shown),
-            prompt: request.prompt,
-            input: request.input,
-            adapter: request.adapter.map(|lora| lora.id),
-            scored: 0,
-            reported: request.progress.then_some(0),
-            new_tokens: 0,
-            cached: None,
-            submitted: Instant::now(),
-            started: None,
-            first: None,
-            listener,
-        };
-        self.requests.insert(id, active);
+        self.requests.insert(id, Active::new(request, tokenizer, listener));
     }
 
     /// The sequence of a request, if the request fits the model.
@@ -287,12 +295,32 @@ impl<B: Backend> Engine<B> {
         })
     }
 
-    /// Start of the prefix hash chain: requests with the same salt, adapter and scale, and encoder input share pages.
+    /// Start of the prefix hash chain: requests with the same salt, adapter and scale, and encoder input share pages;
+    /// those that may be saved with each other only.
     fn root(&self, request: &Request, input: Option<InputDigest>) -> Chain {
         let adapter = request.adapter.map(|LoraRef { id, scale }| (id, scale.to_bits()));
-        match (&request.salt, adapter, input) {
-            (None, None, None) => Chain::ROOT,
+        match (&request.salt, adapter, input, request.unsaved) {
+            (None, None, None, false) => Chain::ROOT,
             key => Chain::salted(self.salts.hash_one(key)),
+        }
+    }
+
+    fn cache_on_disk(&mut self, settings: DiskCacheSettings) -> Result<(), DiskCacheError> {
+        let counts = self.shared.stats.disk.clone();
+        self.disk = Some(DiskCache::open(settings, &self.runner, &mut self.scheduler, counts)?);
+        Ok(())
+    }
+
+    /// Has pages saved and loaded, and queues the requests that have waited for theirs.
+    fn advance_disk(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        for new in disk.advance(&self.runner, &mut self.scheduler) {
+            let id = new.id;
+            if let Err(unfit) = self.scheduler.submit(new)
+                && let Some(mut request) = self.take_out(id)
+            {
+                request.listener.end(Err(unfit.into()));
+            }
         }
     }
 
@@ -357,20 +385,57 @@ impl<B: Backend> Engine<B> {
         }
     }
 
+    /// Forgets the disk cache if the device is lost: it has no pages to save.
+    fn unless_lost(&mut self, ran: Result<(), Lost>) -> Result<(), Lost> {
+        if ran.is_err() {
+            self.disk = None;
+        }
+        ran
+    }
+
+    /// Begins a step: runs it, or leaves it in flight if the device computes it while the host goes on.
+    fn begin(&mut self, batch: Batch) -> Result<(), Lost> {
+        // What need not come before the launch waits until the device has something to do, if it then does it.
+        if !self.overlaps {
+            self.note(&batch);
+        }
+        let step = launch_batch(self, batch);
+        if self.overlaps {
+            self.note(step.batch());
+        }
+        self.tell_all();
+        let runs = step.launched().map(Launched::runs);
+        self.overlaps = runs.unwrap_or(self.overlaps);
+        if runs != Some(true) {
+            return finish_batch(self, step);
+        }
+        self.scheduler.advance(step.batch());
+        self.in_flight = Some(step);
+        Ok(())
+    }
+
+    /// Notes that a step is run: who starts with it, who has waited for too long, its size.
+    fn note(&mut self, batch: &Batch) {
+        self.note_started(batch);
+        self.fail_late();
+        self.shared.stats.step_sizes.add(service::Batch::tokens(batch));
+    }
+
     fn note_started(&mut self, batch: &Batch) {
         for part in &batch.parts {
             let Some(request) = self.requests.get_mut(&part.id).filter(|r| r.started.is_none()) else {
                 continue;
             };
-            request.started = Some(Instant::now());
-            request.cached = self.scheduler.cached(part.id);
-            request.listener.tell(Event::Started { cached: request.cached.unwrap_or(0) });
+            request.start(self.scheduler.cached(part.id));
         }
     }
 
     /// Removes a request and its sequence. Its pages are freed before its last event is sent.
     fn take_out(&mut self, id: SeqId) -> Option<Active> {
         self.scheduler.drop_seq(id);
+        if let Some(disk) = &mut self.disk {
+            disk.forget(id, self.scheduler.pool_mut());
+        }
         let request = self.requests.remove(&id);
         if request.as_ref().is_some_and(|r| r.adapter.is_some()) {
             self.evict_loras();
@@ -385,42 +450,26 @@ impl<B: Backend> Engine<B> {
         }
     }
 
+    /// Tells requests what they have not been told yet.
+    fn tell_all(&mut self) {
+        for told in std::mem::take(&mut self.untold) {
+            self.tell(told);
+        }
+    }
+
     /// Sends a request the events of a step, and ends it if that was its last token.
-    fn tell(&mut self, part: &BatchPart, outcome: Outcome, full: bool) {
-        let (id, start) = (part.id, part.start);
+    fn tell(&mut self, told: Told) {
+        let Told { id, tokens, outcome, full } = told;
         let Some(request) = self.requests.get_mut(&id) else { return };
-        request.report(start + part.tokens.len());
-        // A recomputed sequence scores its prompt again; only what is new is sent.
-        let known = request.scored.saturating_sub(start).min(outcome.prompt.len());
-        if outcome.prompt.len() > known {
-            request.scored = start + outcome.prompt.len();
-            request.listener.tell(Event::Prompt(outcome.prompt[known..].to_vec()));
-        }
-        let mut end = full.then_some(Finish::Length);
-        for choice in outcome.next {
-            request.first.get_or_insert_with(Instant::now);
-            request.new_tokens += 1;
-            request.sampler.accept(choice.token);
-            self.shared.stats.new_tokens.fetch_add(1, Ordering::Relaxed);
-            match request.answer.push(choice.token) {
-                TextStep::More(text) => request.listener.tell(Event::Piece { text, choice }),
-                TextStep::Stop(text, stop) => {
-                    request.listener.tell(Event::Piece { text, choice });
-                    end = Some(Finish::Stop(stop));
-                    break;
-                }
-                TextStep::End => {
-                    end = Some(Finish::End);
-                    break;
-                }
-            }
-        }
+        let before = request.new_tokens();
+        let end = request.tell(tokens, outcome).or(full.then_some(Finish::Length));
+        let new_tokens = (request.new_tokens() - before) as u64;
+        self.shared.stats.new_tokens.fetch_add(new_tokens, Ordering::Relaxed);
         if let Some(reason) = end
-            && let Some(mut request) = self.take_out(id)
+            && let Some(request) = self.take_out(id)
         {
-            let rest = if matches!(reason, Finish::Stop(_)) { String::new() } else { request.answer.rest() };
-            self.shared.stats.prompt_tokens.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
-            request.done(rest, reason);
+            self.shared.stats.prompt_tokens.fetch_add(request.prompt().len() as u64, Ordering::Relaxed);
+            request.done(reason);
         }
     }
 
@@ -438,7 +487,8 @@ impl<B: Backend> Engine<B> {
     fn publish_stats(&self) {
         let (stats, counts) = (&self.shared.stats, self.scheduler.counts());
         stats.running.store(self.scheduler.running(), Ordering::Relaxed);
-        stats.waiting.store(self.scheduler.waiting(), Ordering::Relaxed);
+        let held = self.disk.as_ref().map_or(0, DiskCache::held);
+        stats.waiting.store(self.scheduler.waiting() + held, Ordering::Relaxed);
         stats.pages_in_use.store(self.scheduler.pool().in_use(), Ordering::Relaxed);
         stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
         stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);

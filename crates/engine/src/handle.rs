@@ -14,6 +14,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::admission::{Reply, Ticket};
 use crate::counts::StepSizes;
+use crate::disk_cache::{DiskCacheError, DiskCacheSettings, DiskCounts};
 use crate::encoder_input::EncoderInput;
 pub use crate::failure::Failure;
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
@@ -40,6 +41,8 @@ pub struct Request {
     pub shown: Vec<u32>,
     /// Prefix cache salt: only requests with the same salt share pages. `None`: shared with all that have none.
     pub salt: Option<String>,
+    /// Its pages are not written to disk, and not shared with requests whose pages are.
+    pub unsaved: bool,
     /// Return the log-probabilities of the prompt's tokens too.
     pub score_prompt: bool,
     /// Report prefill progress: an [`Event::Prefill`] after each step of the prompt.
@@ -157,6 +160,8 @@ pub enum Command {
     /// Unload the adapter of that name: no new request can use it, and it is freed once no request does. Replies with
     /// the result.
     UnloadLora(String, Sender<Result<(), LoraError>>),
+    /// Keep pages of the prefix cache on disk, and reply with the result.
+    CacheOnDisk(Box<DiskCacheSettings>, Sender<Result<(), DiskCacheError>>),
 }
 
 /// A LoRA adapter to load.
@@ -297,6 +302,8 @@ pub struct Stats {
     pub step_sizes: StepSizes,
     /// How often the idle check found pages unaccounted for.
     pub page_faults: AtomicU64,
+    /// Counts of the disk cache.
+    pub disk: Arc<DiskCounts>,
     adapters: RwLock<Vec<LoadedLora>>,
     adapter_use: RwLock<LoraUse>,
 }
@@ -333,6 +340,14 @@ impl EngineHandle {
     /// Unloads a LoRA adapter: no new request can use it, and it is freed once the requests that use it are done.
     pub fn unload_lora(&self, name: &str) -> Result<(), LoraError> {
         self.ask(|reply| Command::UnloadLora(name.to_owned(), reply))
+    }
+
+    /// Keeps pages of the prefix cache on disk from now on, and finds those that are there. Blocks until that has begun.
+    pub fn cache_on_disk(&self, settings: DiskCacheSettings) -> Result<(), DiskCacheError> {
+        self.ready()?;
+        let (reply, answer) = channel();
+        self.send(Command::CacheOnDisk(Box::new(settings), reply));
+        answer.recv().unwrap_or_else(|_| Err(DiskCacheError::Ended(self.shutdown_reason())))
     }
 
     fn ask(&self, command: impl FnOnce(Sender<Result<(), LoraError>>) -> Command) -> Result<(), LoraError> {

@@ -1,6 +1,6 @@
 //! [`KvPool`]: the KV cache's memory, layer by layer: pages, and recurrent states.
 
-use tallow_core::{Backend, DType, Result};
+use tallow_core::{Backend, DType, Error, Reading, Result, Tensor};
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::spec::DecoderSpec;
 
@@ -55,8 +55,59 @@ impl<B: Backend> KvPool<B> {
         Ok(KvPool { layers: spec.layers.iter().map(layer).collect::<Result<_>>()? })
     }
 
+    /// K and V of one page in each layer that has any, as rows of their tensors.
+    fn rows(&self, page: usize) -> Vec<Tensor<B>> {
+        let of = |layer: &LayerCache<B>| match layer {
+            LayerCache::Pages { k, v } => vec![k.row_range(page..page + 1), v.row_range(page..page + 1)],
+            LayerCache::None | LayerCache::State { .. } => Vec::new(),
+        };
+        self.layers.iter().flat_map(of).collect()
+    }
+
+    /// Bytes of a page over all layers.
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.rows(0).iter().map(Tensor::bytes).sum()
+    }
+
+    /// Types and sizes of a page's parts, in words.
+    pub(crate) fn page_layout(&self) -> String {
+        self.rows(0).iter().map(|row| format!("{row:?} ")).collect()
+    }
+
+    /// Copies a page's K and V to the host, layer by layer.
+    pub(crate) fn read_page(&self, b: &B, page: usize, mut to: &mut [u8]) -> Result<()> {
+        let rows = self.rows(page);
+        let mut wanted = Vec::with_capacity(rows.len());
+        for from in &rows {
+            let (own, rest) = to.split_at_mut_checked(from.bytes()).ok_or_else(|| wrong_size(from))?;
+            wanted.push(Reading { from, to: own });
+            to = rest;
+        }
+        b.read(&mut wanted)
+    }
+
+    /// Copies a page's K and V from the host, layer by layer. No sequence may be using the page.
+    pub(crate) fn write_page(&self, b: &B, page: usize, mut from: &[u8]) -> Result<()> {
+        for row in &self.rows(page) {
+            let (own, rest) = from.split_at_checked(row.bytes()).ok_or_else(|| wrong_size(row))?;
+            b.write(row, own)?;
+            from = rest;
+        }
+        Ok(())
+    }
+
     /// Each layer's cache.
     pub fn layers(&self) -> &[LayerCache<B>] {
         &self.layers
+    }
+}
+
+/// The bytes of a page end before one of its parts.
+fn wrong_size<B: Backend>(part: &Tensor<B>) -> Error {
+    Error::Shape {
+        op: "page",
+        what: "the bytes",
+        want: format!("{} for {part:?}", part.bytes()),
+        got: "fewer".into(),
     }
 }

@@ -1,11 +1,12 @@
 //! [`Runner`]: runs a batch on a device and samples the tokens.
 
-use std::borrow::Cow;
-use std::ops::Range;
+mod logits;
 
-use bytemuck::cast_slice_mut;
-use tallow_core::ops::TopK;
-use tallow_core::{Backend, Error, Reading, Span, StateRows, Step, StepPlan, Tensor};
+use std::borrow::Cow;
+use std::vec;
+
+use logits::{FetchedLogits, LogitsPlan, SampledRow};
+use tallow_core::{Backend, Error, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::{Encoder, Input};
@@ -18,7 +19,7 @@ use crate::kv_cache::{KvPool, KvShape};
 use crate::lora::{Adapters, LoraError, LoraId};
 use crate::plan;
 use crate::sampler::{self, Choice, NotFinite, Sampler};
-use crate::scheduler::{Batch, BatchPart, Wanted};
+use crate::scheduler::{Batch, BatchPart};
 
 /// A model on a device, with its KV cache.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ pub struct Runner<B: Backend> {
 }
 
 /// Sampling input of a part.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SampleInput<'a> {
     /// Samples the next token.
     pub sampler: &'a Sampler,
@@ -40,6 +41,23 @@ pub struct SampleInput<'a> {
     pub prompt: &'a [u32],
     /// Encoder input, for parts whose input is encoded.
     pub input: Option<&'a EncoderInput>,
+}
+
+/// A step that was launched: what the host needs to finish it.
+#[derive(Debug)]
+pub struct Launched<B: Backend> {
+    plan: LogitsPlan,
+    /// [outputs, vocabulary]: a row is read by itself where what was fetched does not suffice.
+    logits: Tensor<B>,
+    fetched: FetchedLogits<B>,
+    runs: bool,
+}
+
+impl<B: Backend> Launched<B> {
+    /// Whether the device computes it while the host goes on; otherwise it has been computed.
+    pub fn runs(&self) -> bool {
+        self.runs
+    }
 }
 
 /// Result of a part.
@@ -81,6 +99,31 @@ impl<B: Backend> Runner<B> {
     pub fn states_of(&self, sequence: usize, step: usize) -> Option<StateRows> {
         let row = |step: usize| (2 * sequence + step % 2) as u32;
         self.decoder.spec().is_recurrent().then(|| StateRows { from: row(step), to: row(step + 1) })
+    }
+
+    /// Whether the model has an encoder.
+    pub(crate) fn has_encoder(&self) -> bool {
+        self.encoder.is_some()
+    }
+
+    /// Bytes of a page of the KV cache.
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.kv.page_bytes()
+    }
+
+    /// Types and sizes of a page's parts, in words.
+    pub(crate) fn page_layout(&self) -> String {
+        self.kv.page_layout()
+    }
+
+    /// Copies a page of the KV cache to the host.
+    pub(crate) fn read_page(&self, block: BlockId, to: &mut [u8]) -> Result<(), Error> {
+        self.kv.read_page(&self.b, block.0 as usize, to)
+    }
+
+    /// Copies a page of the KV cache from the host. No sequence may be using the page.
+    pub(crate) fn write_page(&self, block: BlockId, from: &[u8]) -> Result<(), Error> {
+        self.kv.write_page(&self.b, block.0 as usize, from)
     }
 
     /// Uploads a LoRA adapter to the device, under an id never used before.
@@ -170,134 +213,112 @@ impl<B: Backend> Runner<B> {
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }
 
-    /// Runs a batch; `asked` has one entry per part. The inputs of parts that say so are encoded first. Non-finite logits
-    /// fail only their own part.
+    /// Runs a batch: [`launch`](Self::launch) and [`finish`](Self::finish). `asked` has one entry per part.
     pub fn run(
         &self,
         batch: &Batch,
         asked: &[SampleInput<'_>],
     ) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
+        let launched = self.launch(batch, asked)?;
+        self.finish(launched, batch, &asked.iter().copied().map(Some).collect::<Vec<_>>())
+    }
+
+    /// Launches a batch and asks for what is needed of its logits, without waiting for the device; `asked` has one entry
+    /// per part. The inputs of parts that say so are encoded first.
+    pub fn launch(&self, batch: &Batch, asked: &[SampleInput<'_>]) -> Result<Launched<B>, Error> {
         for (part, asked) in batch.parts.iter().zip(asked) {
             let cross = part.cross.as_ref().filter(|cross| cross.encode);
             if let Some((cross, input)) = cross.zip(asked.input) {
                 self.encode(input, &cross.blocks)?;
             }
         }
+        let plan = LogitsPlan::new(batch, asked, self.decoder.spec().vocab);
+        let uploaded = plan.upload(&self.b)?;
         let logits = self.compute(batch, |_, _| Ok(()))?;
-        let mut end = 0;
-        let needs = batch.parts.iter().zip(asked).map(|(part, asked)| {
-            let first = end;
-            end += outputs(part);
-            LogitsPlan::new(part, asked, first..end, logits.cols())
+        let fetched = plan.launch(&self.b, &logits, &uploaded)?.fetch(&self.b)?;
+        Ok(Launched { plan, logits, fetched, runs: self.b.begin()? })
+    }
+
+    /// Waits for a batch that was launched, and samples. `asked` has one entry per part: as at the launch, or `None` where
+    /// nobody wants the outcome any more, which is then empty. Non-finite logits fail only their own part.
+    pub fn finish(
+        &self,
+        launched: Launched<B>,
+        batch: &Batch,
+        asked: &[Option<SampleInput<'_>>],
+    ) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
+        let Launched { plan, logits, fetched, .. } = launched;
+        let mut read = fetched.wait(&self.b)?;
+        let mut whole = std::mem::take(&mut read.whole);
+        let mut whole = whole.chunks_exact_mut(logits.cols().max(1));
+        let fetch = |row| self.b.download(&logits.row_range(row..row + 1));
+        let parts = batch.parts.iter().zip(asked).zip(&plan.parts);
+        let outcomes = parts.map(|((part, asked), of)| {
+            let whole: Vec<&mut [f32]> = whole.by_ref().take(of.whole_rows()).collect();
+            let Some(asked) = asked else { return Ok(Ok(Outcome::default())) };
+            let sampled: Vec<SampledRow<'_>> = plan.sampled(&read, of).collect();
+            let rows = PartRows { whole: whole.into_iter(), sampled: sampled.into_iter(), fetch: &fetch };
+            outcome(part, asked, rows)
         });
-        let needs: Vec<LogitsPlan> = needs.collect();
-        let (mut rows, likely) = self.read(&logits, &needs)?;
-        let mut rows = rows.chunks_exact_mut(logits.cols().max(1));
-        let parts = batch.parts.iter().zip(asked).zip(&needs);
-        let outcomes = parts.map(|((part, asked), needs)| {
-            let rows = rows.by_ref().take(needs.rows()).collect();
-            outcome(part, asked, rows, needs.likely.iter().flat_map(|(rows, k)| likely.of(rows.clone(), *k)))
-        });
-        Ok(outcomes.collect())
-    }
-
-    /// Reads what a step needs of its logits in one transfer: full rows and top-k candidates.
-    fn read(&self, logits: &Tensor<B>, needs: &[LogitsPlan]) -> Result<(Vec<f32>, TopKRows), Error> {
-        let whole = runs(needs.iter().flat_map(|n| n.whole.clone()));
-        let whole: Vec<Tensor<B>> = whole.into_iter().map(|rows| logits.row_range(rows)).collect();
-        let candidates: Vec<&(Range<usize>, usize)> =
-            needs.iter().filter_map(|n| n.likely.as_ref()).collect();
-        let first = candidates.first().map_or(0, |(rows, _)| rows.start);
-        let end = candidates.last().map_or(0, |(rows, _)| rows.end);
-        let k = candidates.iter().map(|l| l.1).max().unwrap_or(1);
-        let x = logits.row_range(first..end);
-        let top = if candidates.is_empty() { None } else { Some(self.b.run(TopK { x: &x, k })?) };
-
-        let mut rows = vec![0.0; whole.iter().map(Tensor::len).sum()];
-        let count = (end - first) * k;
-        let mut likely = TopKRows { first, k, tokens: vec![0; count], logits: vec![0.0; count] };
-        let (mut left, mut wanted) = (&mut rows[..], Vec::new());
-        for from in &whole {
-            let (to, others) = left.split_at_mut(from.len());
-            left = others;
-            wanted.push(Reading { from, to: cast_slice_mut(to) });
-        }
-        if let Some(top) = &top {
-            wanted.push(Reading { from: &top.ids, to: cast_slice_mut(&mut likely.tokens) });
-            wanted.push(Reading { from: &top.values, to: cast_slice_mut(&mut likely.logits) });
-        }
-        if !wanted.is_empty() {
-            self.b.read(&mut wanted)?;
-        }
-        Ok((rows, likely))
+        outcomes.collect()
     }
 }
 
-/// Which logits of a part are read from the device.
-#[derive(Debug)]
-struct LogitsPlan {
-    /// Rows read in full: those that are scored, and those to sample from if sampling needs all of them.
-    whole: [Range<usize>; 2],
-    /// Rows to sample from and k, if the top-k tokens are enough.
-    likely: Option<(Range<usize>, usize)>,
+/// Logits of a part.
+struct PartRows<'a> {
+    /// Full rows, in order: those that are scored, and those to sample from if all of them are needed.
+    whole: vec::IntoIter<&'a mut [f32]>,
+    /// What there is of the others to sample from.
+    sampled: vec::IntoIter<SampledRow<'a>>,
+    /// Reads a row in full.
+    fetch: &'a dyn Fn(usize) -> Result<Vec<f32>, Error>,
 }
 
-impl LogitsPlan {
-    /// Plan of a part whose logits are `rows` of the step's.
-    fn new(part: &BatchPart, asked: &SampleInput<'_>, rows: Range<usize>, vocab: usize) -> LogitsPlan {
-        let scored = rows.start..rows.start + scored(part, asked).len();
-        let last = rows.end.saturating_sub(1 + part.drafted)..rows.end;
-        match (part.logits.samples(), asked.sampler.top_k_needed()) {
-            (false, _) => LogitsPlan { whole: [scored, 0..0], likely: None },
-            (true, None) => LogitsPlan { whole: [scored, last], likely: None },
-            (true, Some(k)) => LogitsPlan { whole: [scored, 0..0], likely: Some((last, k.min(vocab))) },
-        }
-    }
-
-    /// Number of full rows.
-    fn rows(&self) -> usize {
-        self.whole.iter().map(Range::len).sum()
-    }
-}
-
-/// Top-k tokens of consecutive rows of logits.
-#[derive(Debug)]
-struct TopKRows {
-    /// Index of the first row.
-    first: usize,
-    /// Tokens per row.
-    k: usize,
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-}
-
-impl TopKRows {
-    /// Top `k` tokens of some rows and their logits.
-    fn of(&self, rows: Range<usize>, k: usize) -> impl Iterator<Item = (&[u32], &[f32])> {
-        let starts = rows.map(|row| (row - self.first) * self.k);
-        starts.map(move |at| (&self.tokens[at..at + k], &self.logits[at..at + k]))
+impl PartRows<'_> {
+    /// Samples from the next row; `None` after the last one.
+    fn sample(
+        &mut self,
+        sampler: &Sampler,
+        place: usize,
+    ) -> Result<Option<Result<Choice, NotFinite>>, Error> {
+        Ok(Some(match self.sampled.next() {
+            Some(SampledRow::TopK(tokens, logits)) => sampler.sample_topk(tokens, logits, place),
+            Some(SampledRow::Candidates(row, candidates)) => {
+                match sampler.sample_candidates(&candidates, place).transpose() {
+                    Some(choice) => choice,
+                    None => sampler.sample(&mut (self.fetch)(row)?, place),
+                }
+            }
+            None => match self.whole.next() {
+                Some(row) => sampler.sample(row, place),
+                None => return Ok(None),
+            },
+        }))
     }
 }
 
-/// Outcome of a part from its full rows, in order; the next tokens from their top-k tokens if those were read instead.
-fn outcome<'a>(
+/// Outcome of a part; the error within is that of its logits.
+fn outcome(
     part: &BatchPart,
     asked: &SampleInput<'_>,
-    rows: Vec<&mut [f32]>,
-    mut likely: impl Iterator<Item = (&'a [u32], &'a [f32])>,
-) -> Result<Outcome, NotFinite> {
-    let (mut sampler, mut rows) = (Cow::Borrowed(asked.sampler), rows.into_iter());
+    mut rows: PartRows<'_>,
+) -> Result<Result<Outcome, NotFinite>, Error> {
+    let mut sampler = Cow::Borrowed(asked.sampler);
     let top = sampler.how().logprobs.unwrap_or(0);
-    let prompt = scored(part, asked).iter().zip(rows.by_ref());
-    let prompt = prompt.map(|(token, row)| sampler::score(row, *token, top)).collect::<Result<_, _>>()?;
-    let (tokens, draft) = part.tokens.split_at(part.tokens.len() - part.drafted);
+    let prompt = logits::scored(part, asked).iter().zip(rows.whole.by_ref());
+    let prompt = prompt.map(|(token, row)| sampler::score(row, *token, top)).collect::<Result<_, _>>();
+    let prompt = match prompt {
+        Ok(prompt) => prompt,
+        Err(bad) => return Ok(Err(bad)),
+    };
+    let (tokens, draft) = logits::draft(part);
     let mut next: Vec<Choice> = Vec::new();
     // The token after each token of the draft counts only if sampling chose all of them.
     for place in part.start + tokens.len().. {
-        let choice = match (likely.next(), rows.next()) {
-            (Some((tokens, logits)), _) => sampler.sample_topk(tokens, logits, place)?,
-            (None, Some(row)) => sampler.sample(row, place)?,
-            (None, None) => break,
+        let choice = match rows.sample(&sampler, place)? {
+            Some(Ok(choice)) => choice,
+            Some(Err(bad)) => return Ok(Err(bad)),
+            None => break,
         };
         let is_right = draft.get(next.len()) == Some(&choice.token);
         if is_right {
@@ -308,37 +329,5 @@ fn outcome<'a>(
             break;
         }
     }
-    Ok(Outcome { next, prompt })
-}
-
-/// Prompt tokens scored by a part's first rows of logits: row i predicts the token after it.
-fn scored<'a>(part: &BatchPart, asked: &SampleInput<'a>) -> &'a [u32] {
-    match part.logits {
-        Wanted::All { .. } => {
-            let following = asked.prompt.get(part.start + 1..).unwrap_or_default();
-            &following[..following.len().min(part.tokens.len())]
-        }
-        Wanted::None | Wanted::Last => &[],
-    }
-}
-
-/// Merges adjacent ranges.
-fn runs(ranges: impl Iterator<Item = Range<usize>>) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for range in ranges.filter(|range| !range.is_empty()) {
-        match runs.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ => runs.push(range),
-        }
-    }
-    runs
-}
-
-/// Rows of logits that a part has.
-fn outputs(part: &BatchPart) -> usize {
-    match part.logits {
-        Wanted::None => 0,
-        Wanted::Last => 1 + part.drafted,
-        Wanted::All { .. } => part.tokens.len(),
-    }
+    Ok(Ok(Outcome { next, prompt }))
 }

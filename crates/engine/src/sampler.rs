@@ -4,14 +4,21 @@
 //! The draw depends only on the seed and the position in the sequence: the same request gives the same text in any
 //! batch, and again after it was preempted and recomputed.
 //!
+//! Logits are read as [`Candidates`] where those can be enough, with the same result as from the whole row.
+//!
 //! A request may bring rules of its own instead: a [`LogitsPolicy`].
 
-use std::cmp::Ordering;
+mod candidates;
+mod draw;
+
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Largest k for top-k on the device. Model cards recommend a top-k of 20 to 64.
+pub use candidates::{Candidates, Tail, candidates_of};
+use draw::Draw;
+
+/// Largest k for which the top-k tokens alone are read. Model cards recommend a top-k of 20 to 64.
 const MAX_TOP_K: usize = 64;
 
 /// Sampling parameters.
@@ -76,9 +83,38 @@ impl Sampling {
         (1..=MAX_TOP_K).contains(&most).then_some(most)
     }
 
+    /// Whether `most` candidates can be enough. The mass of the others is known for usual temperatures only, and typical
+    /// sampling must know each of them.
+    fn draws_from(&self, most: usize) -> bool {
+        let cut = (1..=most).contains(&self.top_k);
+        let drawn = cut || self.top_k == 0 && self.typical_p >= 1.0;
+        let usual = (0.001..=1000.0).contains(&self.temperature);
+        (self.temperature <= 0.0 || usual && drawn) && self.logprobs.unwrap_or(0) < most
+    }
+
+    /// A logit after the penalties of a token that was generated `count` times, or is only in the prompt.
+    fn penalised(&self, x: f32, count: u32) -> f32 {
+        let x = if x > 0.0 { x / self.repetition_penalty } else { x * self.repetition_penalty };
+        match count {
+            0 => x,
+            _ => x - (self.presence_penalty + self.frequency_penalty * count as f32),
+        }
+    }
+
     fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
+}
+
+/// What sampling needs of a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// So many of the most likely tokens.
+    TopK(usize),
+    /// [`Candidates`], and in rare cases the row.
+    Candidates,
+    /// The row.
+    Row,
 }
 
 /// A token with the model's own log-probability, before bias, penalties and temperature.
@@ -141,11 +177,6 @@ impl Sampler {
         &self.how
     }
 
-    /// The k for which the top-k tokens are all that it needs (see [`Sampling::top_k_needed`]).
-    pub fn top_k_needed(&self) -> Option<usize> {
-        if self.policy.is_some() { None } else { self.how.top_k_needed() }
-    }
-
     /// Counts a generated token, for the penalties or the policy.
     pub fn accept(&mut self, token: u32) {
         if let Some((_, written)) = &mut self.policy {
@@ -158,7 +189,7 @@ impl Sampler {
 
     /// Samples the token at position `place`, the number of tokens before it. Modifies `logits`.
     pub fn sample(&self, logits: &mut [f32], place: usize) -> Result<Choice, NotFinite> {
-        check(logits)?;
+        check(&*logits)?;
         if let Some((policy, written)) = &self.policy {
             return Ok(Choice { token: policy.choose(written, logits), logprob: None, top: Vec::new() });
         }
@@ -182,6 +213,29 @@ impl Sampler {
         Ok(Choice { token, logprob: None, top: Vec::new() })
     }
 
+    /// What sampling needs of a row of `vocab` logits.
+    pub fn needs(&self, vocab: usize) -> Needs {
+        if self.policy.is_some() {
+            return Needs::Row;
+        }
+        match self.how.top_k_needed() {
+            Some(k) => Needs::TopK(k.min(vocab)),
+            None if self.how.draws_from(candidates_of(vocab)) => Needs::Candidates,
+            None => Needs::Row,
+        }
+    }
+
+    /// Tokens whose logits have a bias or a penalty, where those of a draft have been accepted too; ascending.
+    pub fn edited(&self, draft: &[u32], vocab: usize) -> Vec<u32> {
+        let biased = self.how.bias.iter().map(|(token, _)| *token);
+        let drafted = if self.how.penalises() { draft } else { &[] };
+        let seen = self.seen.keys().copied().chain(drafted.iter().copied());
+        let mut edited: Vec<u32> = biased.chain(seen).filter(|token| (*token as usize) < vocab).collect();
+        edited.sort_unstable();
+        edited.dedup();
+        edited
+    }
+
     /// Applies logit bias and penalties.
     fn adjust(&self, logits: &mut [f32]) {
         for (token, bias) in &self.how.bias {
@@ -190,10 +244,22 @@ impl Sampler {
             }
         }
         for (token, count) in &self.seen {
-            let Some(x) = logits.get_mut(*token as usize) else { continue };
-            *x = if *x > 0.0 { *x / self.how.repetition_penalty } else { *x * self.how.repetition_penalty };
-            if *count > 0 {
-                *x -= self.how.presence_penalty + self.how.frequency_penalty * *count as f32;
+            if let Some(x) = logits.get_mut(*token as usize) {
+                *x = self.how.penalised(*x, *count);
+            }
+        }
+    }
+
+    /// The same for the logits of some tokens, in ascending order of tokens.
+    fn adjust_some(&self, logits: &mut [(u32, f32)]) {
+        for (token, bias) in &self.how.bias {
+            if let Ok(at) = logits.binary_search_by_key(token, |(token, _)| *token) {
+                logits[at].1 += bias;
+            }
+        }
+        for (token, x) in logits {
+            if let Some(count) = self.seen.get(token) {
+                *x = self.how.penalised(*x, *count);
             }
         }
     }
@@ -202,91 +268,17 @@ impl Sampler {
     fn pick(&self, row: impl Iterator<Item = (u32, f32)> + Clone, place: usize) -> u32 {
         match self.how.temperature {
             t if t <= 0.0 => largest(row),
-            t => self.draw(row, t, place),
-        }
-    }
-
-    fn draw(&self, row: impl Iterator<Item = (u32, f32)> + Clone, temperature: f32, place: usize) -> u32 {
-        let how = &self.how;
-        let k = if how.top_k == 0 { usize::MAX } else { how.top_k };
-        let mut left = candidates(row, temperature, k);
-        if how.typical_p < 1.0 {
-            left = typical(left, how.typical_p);
-        }
-        if how.top_p < 1.0 {
-            let total: f64 = left.iter().map(|c| c.weight).sum();
-            keep_until(&mut left, f64::from(how.top_p) * total);
-        }
-        if how.min_p > 0.0 {
-            let least = left.iter().fold(0.0, |m: f64, c| m.max(c.weight)) * f64::from(how.min_p);
-            left.retain(|c| c.weight >= least);
-        }
-        let total: f64 = left.iter().map(|c| c.weight).sum();
-        let mut at = uniform(how.seed, place) * total;
-        for c in &left {
-            at -= c.weight;
-            if at < 0.0 {
-                return c.token;
+            t => {
+                let k = if self.how.top_k == 0 { usize::MAX } else { self.how.top_k };
+                self.draw_at(place).among(draw::most_likely(row, t, k))
             }
         }
-        left.last().map_or(0, |c| c.token)
     }
-}
 
-/// A candidate token and its unnormalised probability.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    token: u32,
-    logit: f32,
-    weight: f64,
-}
-
-/// Most likely first; of equals the lower token id first. Compares logits, because weights of different logits can be
-/// equal; and compares as a device does, so that 0 equals -0.
-fn order(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
-}
-
-/// The `k` most likely tokens, in order. Weights are proportional to probabilities; the first is 1.
-fn candidates(row: impl Iterator<Item = (u32, f32)> + Clone, temperature: f32, k: usize) -> Vec<Candidate> {
-    let top = row.clone().fold(f32::NEG_INFINITY, |m, (_, x)| m.max(x));
-    let weight = |x: f32| f64::from((x - top) / temperature).exp();
-    // Below this weight even a whole vocabulary of tokens is negligible; dropping them saves sorting them.
-    const NOTHING: f64 = 1e-12;
-    let all = row.map(|(token, logit)| Candidate { token, logit, weight: weight(logit) });
-    let mut all: Vec<Candidate> = all.filter(|c| c.weight > NOTHING).collect();
-    if k < all.len() {
-        all.select_nth_unstable_by(k.saturating_sub(1), order);
-        all.truncate(k);
+    fn draw_at(&self, place: usize) -> Draw {
+        let Sampling { typical_p, top_p, min_p, seed, .. } = self.how;
+        Draw { typical_p, top_p, min_p, uniform: uniform(seed, place) }
     }
-    all.sort_unstable_by(order);
-    all
-}
-
-/// Keeps the tokens whose surprise is nearest to the entropy, until they have `p` of the total; sorted by likelihood.
-fn typical(mut left: Vec<Candidate>, p: f32) -> Vec<Candidate> {
-    let total: f64 = left.iter().map(|c| c.weight).sum();
-    let surprise = |c: &Candidate| -(c.weight / total).ln();
-    let expected: f64 = left.iter().map(|c| c.weight / total * surprise(c)).sum();
-    left.sort_by(|a, b| {
-        let far = |c: &Candidate| (surprise(c) - expected).abs();
-        far(a).total_cmp(&far(b)).then(a.token.cmp(&b.token))
-    });
-    keep_until(&mut left, f64::from(p) * total);
-    left.sort_unstable_by(order);
-    left
-}
-
-/// Keeps the first candidates until their weights sum to `enough`; at least one.
-fn keep_until(left: &mut Vec<Candidate>, enough: f64) {
-    let mut sum = 0.0;
-    let count = left.iter().take_while(|c| {
-        let short = sum < enough;
-        sum += c.weight;
-        short
-    });
-    let count = count.count().max(1);
-    left.truncate(count);
 }
 
 /// First token with the largest logit.
@@ -295,8 +287,8 @@ fn largest(row: impl Iterator<Item = (u32, f32)>) -> u32 {
 }
 
 /// -inf masks a token; NaN, +inf, or no finite logit at all is an error.
-fn check(logits: &[f32]) -> Result<(), NotFinite> {
-    let finite = logits.iter().fold((false, false), |(some, bad), x| {
+fn check<'a>(logits: impl IntoIterator<Item = &'a f32>) -> Result<(), NotFinite> {
+    let finite = logits.into_iter().fold((false, false), |(some, bad), x| {
         (some | x.is_finite(), bad | x.is_nan() | (*x == f32::INFINITY))
     });
     if finite == (true, false) { Ok(()) } else { Err(NotFinite) }

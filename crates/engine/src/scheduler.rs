@@ -259,6 +259,11 @@ impl Scheduler {
         &self.pool
     }
 
+    /// Block pool, for a disk cache. Pages may be published and evicted; those of sequences stay as they are.
+    pub(crate) fn pool_mut(&mut self) -> &mut BlockPool {
+        &mut self.pool
+    }
+
     /// Counts since the start.
     pub fn counts(&self) -> Counts {
         self.counts
@@ -514,16 +519,31 @@ impl Scheduler {
         }
     }
 
+    /// Records a step that is under way: what is asked of the scheduler before [`commit`](Self::commit) concerns the tokens
+    /// after it.
+    pub fn advance(&mut self, batch: &Batch) {
+        let mut next = 0;
+        for part in &batch.parts {
+            let Some(at) = self.place(part.id, next) else { continue };
+            self.running[at].computed = part.start + part.tokens.len() - part.drafted;
+            next = at + 1;
+        }
+    }
+
+    /// Index of a running sequence; at once if it is the one at `next`, where parts are in the order of the sequences.
+    /// `None` if it has been dropped.
+    fn place(&self, id: SeqId, next: usize) -> Option<usize> {
+        let mut places = (next..self.running.len()).chain(0..next.min(self.running.len()));
+        places.find(|i| self.running[*i].id == id)
+    }
+
     /// Records a finished step: its tokens are computed. `sampled` has the next tokens of each part: none, or one, and one
     /// more for each token of its draft that was right. Returns for each part whether its sequence has reached its maximum
     /// length and is no longer in the scheduler.
     pub fn commit(&mut self, batch: &Batch, sampled: &[Vec<u32>]) -> Vec<bool> {
-        // Parts are in the order of the running sequences, so the next one is found at once.
         let mut next = 0;
         let mut commit_one = |(part, tokens): (&BatchPart, &Vec<u32>)| {
-            let mut places = (next..self.running.len()).chain(0..next.min(self.running.len()));
-            // A sequence dropped in the meantime is no longer here.
-            let Some(at) = places.find(|i| self.running[*i].id == part.id) else { return false };
+            let Some(at) = self.place(part.id, next) else { return false };
             self.computed(at, part, tokens);
             let seq = &self.running[at];
             let full = seq.tokens.len() >= seq.most && (!tokens.is_empty() || seq.left() == 0);

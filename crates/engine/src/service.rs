@@ -2,22 +2,24 @@
 //! to end, and reports why it ended.
 //!
 //! A `Worker` serves one kind of model: generation or embedding. A [`Handle`] is the other end: requests
-//! go in through it. A step that fails is rerun item by item (`run_batch`), so that only the item at fault fails.
+//! go in through it. A step that fails is rerun item by item (`finish_batch`), so that only the item at fault fails.
 
 use std::fmt::Debug;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tallow_core::Error;
-
 use crate::admission::{Admission, Reply, Ticket};
 use crate::counts::StepCounts;
 use crate::failure::Failure;
+
+mod batch;
+
+pub(crate) use batch::{
+    Batch, BatchWorker, InFlight, Lost, StepError, finish_batch, launch_batch, run_batch,
+};
 
 /// Idle time before [`Worker::check`].
 const QUIET: Duration = Duration::from_secs(1);
@@ -183,8 +185,12 @@ pub(crate) trait Worker {
     fn take(&mut self, command: Self::Command);
     /// Whether there are no requests.
     fn is_idle(&self) -> bool;
-    /// Runs the next step.
+    /// Runs the next step. Where the device computes while the host goes on, it may return as soon as the step is under way.
     fn step(&mut self) -> Result<(), Lost>;
+    /// Completes the step that is under way, if there is one.
+    fn complete(&mut self) -> Result<(), Lost> {
+        Ok(())
+    }
     /// Checks its own state, since nothing else is to be done: slow for a large KV cache, but no request waits.
     fn check(&self) {}
     /// Drops the requests that are left. The service has ended.
@@ -229,14 +235,31 @@ impl<W: Worker> Service<W> {
 
     /// The loop. Returns why it ended.
     fn serve(&mut self) -> Failure {
+        // Journey, stop 3: the engine's loop: commands, the next batch, its tokens, the events.
         while self.listen() {
-            // Journey, stop 3: the engine's loop: commands, the next batch, its tokens, the events.
-            if let Err(Lost(why)) = self.worker.step() {
+            if let Err(Lost(why)) = self.step() {
                 tracing::error!("{why}; all requests fail");
                 return Failure::Broken(format!("{why}; restart the server"));
             }
         }
         Failure::ShuttingDown
+    }
+
+    /// Completes the step that is under way, and runs or begins the next.
+    fn step(&mut self) -> Result<(), Lost> {
+        self.worker.complete()?;
+        // What has come meanwhile need not wait for another step.
+        while let Ok(message) = self.messages.try_recv() {
+            self.handle(message);
+        }
+        self.worker.step()
+    }
+
+    fn handle(&mut self, message: Message<W::Command>) {
+        match message {
+            Message::Take(command) => self.worker.take(command),
+            Message::Drain { within } => self.deadline = Some(Instant::now() + within),
+        }
     }
 
     /// Handles queued messages; blocks if there is nothing else to do. Returns whether to go on serving.
@@ -248,8 +271,7 @@ impl<W: Worker> Service<W> {
             }
             let message = if idle { self.wait() } else { self.messages.try_recv().ok() };
             match message {
-                Some(Message::Take(command)) => self.worker.take(command),
-                Some(Message::Drain { within }) => self.deadline = Some(Instant::now() + within),
+                Some(message) => self.handle(message),
                 // Nothing is queued, or all handles are gone; then accepted requests are still served.
                 None => return !idle,
             }
@@ -352,112 +374,6 @@ where
             Err(why)
         }
     }
-}
-
-/// The device is lost, and why.
-#[derive(Debug)]
-pub(crate) struct Lost(String);
-
-/// Why a step failed.
-#[derive(Debug)]
-pub(crate) enum StepError {
-    /// The device is lost.
-    Lost(Lost),
-    /// One of the items is at fault, or the error may be transient.
-    Failed(String),
-}
-
-impl From<Error> for StepError {
-    fn from(e: Error) -> StepError {
-        match e {
-            Error::Lost { .. } => StepError::Lost(Lost(e.to_string())),
-            e => StepError::Failed(e.to_string()),
-        }
-    }
-}
-
-/// Runs `work`; a panic is caught and returned as an error.
-pub(crate) fn catch<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        format!("an internal error, please report it: {text}")
-    })
-}
-
-/// Items computed in one step.
-pub(crate) trait Batch: Sized {
-    /// Name of the items in the log.
-    const ITEMS: &'static str;
-    /// Number of items.
-    fn items(&self) -> usize;
-    /// Number of tokens.
-    fn tokens(&self) -> usize;
-    /// One batch per item.
-    fn split(self) -> Vec<Self>;
-}
-
-/// A worker whose steps compute batches.
-pub(crate) trait BatchWorker {
-    /// The items of a step.
-    type Batch: Batch;
-    /// Result of an item.
-    type Output;
-    /// Counts of steps.
-    fn steps(&self) -> &StepCounts;
-    /// Computes a batch: one output per item. Can be repeated if it fails.
-    fn compute(&self, batch: &Self::Batch) -> Result<Vec<Self::Output>, StepError>;
-    /// Handles the outputs of a batch.
-    fn commit(&mut self, batch: Self::Batch, outputs: Vec<Self::Output>);
-    /// Fails the requests of a batch.
-    fn fail(&mut self, batch: Self::Batch, why: &str);
-}
-
-/// Runs a batch. If that fails, each of its items is rerun alone, so that only the item at fault fails.
-pub(crate) fn run_batch<W: BatchWorker>(worker: &mut W, batch: W::Batch) -> Result<(), Lost> {
-    let (count, items, begun) = (batch.items(), W::Batch::ITEMS, Instant::now());
-    worker.steps().run.fetch_add(1, Ordering::Relaxed);
-    let ran = compute(worker, &batch);
-    tracing::trace!("a step of {count} {items} and {} tokens took {:?}", batch.tokens(), begun.elapsed());
-    if let Err(StepError::Failed(why)) = &ran {
-        worker.steps().failed.fetch_add(1, Ordering::Relaxed);
-        if count > 1 {
-            tracing::error!("a step of {count} {items} failed: {why}; trying each alone");
-            return batch.split().into_iter().try_for_each(|one| {
-                let ran = compute(worker, &one);
-                settle(worker, one, ran)
-            });
-        }
-    }
-    settle(worker, batch, ran)
-}
-
-/// Computes a batch, with an output for each item: a request without one would never end.
-fn compute<W: BatchWorker>(worker: &W, batch: &W::Batch) -> Result<Vec<W::Output>, StepError> {
-    let outputs = catch(|| worker.compute(batch)).map_err(StepError::Failed)??;
-    match (outputs.len(), batch.items()) {
-        (given, count) if given == count => Ok(outputs),
-        (given, count) => {
-            let items = W::Batch::ITEMS;
-            Err(StepError::Failed(format!(
-                "a step of {count} {items} gave {given} results, please report it"
-            )))
-        }
-    }
-}
-
-/// Handles the result of a batch.
-fn settle<W: BatchWorker>(
-    worker: &mut W,
-    batch: W::Batch,
-    ran: Result<Vec<W::Output>, StepError>,
-) -> Result<(), Lost> {
-    match ran {
-        Ok(outputs) => worker.commit(batch, outputs),
-        Err(StepError::Failed(why)) => worker.fail(batch, &why),
-        Err(StepError::Lost(lost)) => return Err(lost),
-    }
-    Ok(())
 }
 
 #[cfg(test)]

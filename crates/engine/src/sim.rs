@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::answer::{Answer, TextStep};
+use crate::disk_cache::DiskCacheError;
 use crate::failure::{Failure, Unfit};
 use crate::handle::{
     Command, Done, EngineHandle, Event, Finish, Info, Listener, LoadLora, Request, Stats, Submission, Timings,
@@ -64,6 +65,10 @@ impl Worker for SimEngine {
             Command::Submit(submission) => self.submit(*submission),
             Command::LoadLora(lora, reply) => drop(reply.send(self.load_lora(*lora))),
             Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(&name))),
+            Command::CacheOnDisk(_, reply) => {
+                let why = "a simulated engine has no pages";
+                drop(reply.send(Err(DiskCacheError::Unsupported(why))));
+            }
         }
     }
 

@@ -30,7 +30,7 @@ use crate::recipe::{Choice, Quantizing};
 use crate::spec::{Bias, NormSpec};
 
 pub use experts::{Pair, bytes_alone};
-pub(crate) use mla::MlaHead;
+pub(crate) use mla::UpProjections;
 pub use parts::{Runs, by_head};
 pub use quantize::{quantized, room};
 use stream_check::StreamCheck;

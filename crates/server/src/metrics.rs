@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use tallow_engine::counts::StepSizes;
+use tallow_engine::disk_cache::DiskCounts;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{Done, EngineHandle};
 
@@ -361,10 +362,12 @@ fn engine(page: &mut Page, handle: &EngineHandle) {
         ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that sampling chose.", &stats.accepted),
         ("vllm:steps", "Steps run.", &steps.run),
         ("vllm:failed_steps", "Steps that failed.", &steps.failed),
+        ("vllm:wasted_tokens", "Tokens computed for requests that ended meanwhile.", &steps.wasted),
         ("vllm:page_faults", "Failed consistency checks of the KV cache's pages.", &stats.page_faults),
     ] {
         page.counter(name, what, count.load(Ordering::Relaxed));
     }
+    disk(page, &stats.disk);
     let sizes = &stats.step_sizes;
     page.histogram(
         "vllm:iteration_tokens_total",
@@ -373,6 +376,32 @@ fn engine(page: &mut Page, handle: &EngineHandle) {
         &sizes.counts(),
         sizes.tokens() as f64,
     );
+}
+
+/// Metrics of the disk cache, if there is one.
+fn disk(page: &mut Page, counts: &DiskCounts) {
+    if !counts.is_on.load(Ordering::Relaxed) {
+        return;
+    }
+    let bytes = counts.bytes.load(Ordering::Relaxed);
+    page.gauge("vllm:disk_cache_bytes", "Bytes of pages on disk.", bytes as usize);
+    for (name, what, count) in [
+        (
+            "vllm:external_prefix_cache_queries",
+            "Prompt tokens looked up on disk, which were not in the prefix cache.",
+            &counts.queries,
+        ),
+        ("vllm:external_prefix_cache_hits", "Prompt tokens loaded from disk.", &counts.hits),
+        ("vllm:disk_cache_saved_bytes", "Bytes of pages written to disk.", &counts.saved_bytes),
+        ("vllm:disk_cache_loaded_bytes", "Bytes of pages read from disk.", &counts.loaded_bytes),
+        (
+            "vllm:disk_cache_refused_bytes",
+            "Bytes of files that were removed because something was wrong with them.",
+            &counts.refused_bytes,
+        ),
+    ] {
+        page.counter(name, what, count.load(Ordering::Relaxed));
+    }
 }
 
 /// LoRA adapters in use. The value is the time, as routers expect.

@@ -2,8 +2,8 @@
 
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, GatedDelta, IndexMode,
-    IndexRows, KvWrite, Linear, LinearMany, Matmul, Normalize, PermuteCols, QkvPrep, Rope, Route, TopK,
-    TopKOut,
+    IndexRows, KvWrite, Linear, LinearMany, Matmul, Normalize, PermuteCols, QkvPrep, Rope, Route, TailSum,
+    TopK, TopKOut,
 };
 use tallow_core::{Backend, DType, HostWeight, Memory, Result, Tensor, Trace, Weight, compose};
 
@@ -36,6 +36,11 @@ impl Backend for Wgpu {
     fn sync(&self) -> Result<()> {
         self.gpu.submit()?;
         self.gpu.wait()
+    }
+
+    fn begin(&self) -> Result<bool> {
+        self.gpu.submit()?;
+        Ok(true)
     }
 
     fn embed(&self, op: &Embed<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
@@ -127,6 +132,12 @@ impl Backend for Wgpu {
 
     fn topk(&self, op: &TopK<'_, Wgpu>) -> Result<TopKOut<Wgpu>> {
         self.topk_of(op)
+    }
+
+    fn tail_sum(&self, op: &TailSum<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let out = self.like(op.x.rows(), op.temperatures.cols())?;
+        self.tail_sum_into(op, &out)?;
+        Ok(out)
     }
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Wgpu>> {

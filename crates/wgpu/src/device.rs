@@ -1,11 +1,12 @@
 //! [`Wgpu`]: the device and its memory.
 
 use std::fmt;
+use std::ops::Range;
 use std::rc::Rc;
 
 use tallow_core::{DType, Error, Memory, Reading, Result, Tensor, Trace};
 
-use crate::gpu::{Block, Counts, Device, Found, Gpu};
+use crate::gpu::{Block, Counts, Device, Found, Gpu, Transfer};
 
 /// Most blocks of a tensor other than a weight: kernels that bind all of them have a fixed number of bindings.
 pub(crate) const MAX_BLOCKS: usize = 4;
@@ -42,6 +43,13 @@ impl Buf {
     pub(crate) fn rows_each(&self) -> usize {
         self.rows
     }
+}
+
+/// Tensors whose elements are on their way to the host.
+#[derive(Debug)]
+pub struct Pending {
+    tensors: Vec<Tensor<Wgpu>>,
+    transfer: Transfer,
 }
 
 impl fmt::Debug for Wgpu {
@@ -104,6 +112,14 @@ impl Wgpu {
         (t.offset() * size, len * size)
     }
 
+    /// The bytes of the whole words that a view's elements lie in; none if it has no elements.
+    fn words(t: &Tensor<Wgpu>) -> Range<u64> {
+        let (start, len) = Wgpu::extent(t);
+        let first = start / 4 * 4;
+        let end = if len == 0 { first } else { (start + len).next_multiple_of(4) };
+        first as u64..end as u64
+    }
+
     /// Writes bytes at any offset. wgpu writes whole words only, so partly covered words are read first.
     fn write_bytes(&self, block: &Block, at: usize, bytes: &[u8]) -> Result<()> {
         if at.is_multiple_of(4) && bytes.len().is_multiple_of(4) {
@@ -118,6 +134,7 @@ impl Wgpu {
 
 impl Memory for Wgpu {
     type Buf = Buf;
+    type Pending = Pending;
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
         let full = || Error::OutOfMemory { device: self.about().to_string(), asked: usize::MAX };
@@ -154,26 +171,25 @@ impl Memory for Wgpu {
         Ok(())
     }
 
-    fn read(&self, wanted: &mut [Reading<'_, Wgpu>]) -> Result<()> {
-        let mut places = Vec::new();
-        for reading in wanted.iter() {
-            reading.check()?;
-            let (start, len) = Wgpu::extent(reading.from);
-            let first = start / 4 * 4;
-            let len = if len == 0 { 0 } else { (start + len).next_multiple_of(4) - first };
-            places.push((block(reading.from)?, first as u64, len as u64));
-        }
-        let bytes = self.gpu.read(&places)?;
+    fn fetch(&self, from: &[&Tensor<Wgpu>]) -> Result<Pending> {
+        let places: Vec<_> = from.iter().map(|t| Ok((block(t)?, Wgpu::words(t)))).collect::<Result<_>>()?;
+        let ranges: Vec<_> =
+            places.iter().map(|(block, words)| (*block, words.start, words.end - words.start)).collect();
+        Ok(Pending { tensors: from.iter().copied().cloned().collect(), transfer: self.gpu.fetch(&ranges)? })
+    }
+
+    fn wait(&self, pending: Pending, to: &mut [&mut [u8]]) -> Result<()> {
+        let readings = Reading::pairs(&pending.tensors, to)?;
+        let bytes = self.gpu.receive(pending.transfer)?;
         let mut at = 0;
-        for (reading, (_, first, len)) in wanted.iter_mut().zip(&places) {
-            let from = reading.from;
-            let (size, (start, _)) = (from.dtype().size(), Wgpu::extent(from));
-            let (width, mut row) = (from.cols() * size, at + start - *first as usize);
-            for out in reading.to.chunks_exact_mut(width.max(1)) {
+        for Reading { from, to } in readings {
+            let (size, (start, _), words) = (from.dtype().size(), Wgpu::extent(from), Wgpu::words(from));
+            let (width, mut row) = (from.cols() * size, at + start - words.start as usize);
+            for out in to.chunks_exact_mut(width.max(1)) {
                 out.copy_from_slice(&bytes[row..row + width]);
                 row += from.stride() * size;
             }
-            at += *len as usize;
+            at += (words.end - words.start) as usize;
         }
         Ok(())
     }

@@ -16,6 +16,6 @@ mod shaders;
 mod tests;
 mod weights;
 
-pub use device::{Buf, Wgpu};
+pub use device::{Buf, Pending, Wgpu};
 pub use gpu::{Api, Counts, Device, Found, devices};
 pub use probe::SpeedProbe;

@@ -340,6 +340,29 @@ fn many_launches() {
     assert!(after.submits - before.submits > 1 && after.dispatches - before.dispatches == 20_000);
 }
 
+/// A step that has begun is one submission, and what was asked of it another wait and no more.
+#[test]
+fn what_has_begun_is_handed_over_once() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let x = b.upload(&[1.0f32, 2.0], 1, 2).unwrap();
+    let before = b.counts();
+    let y = b.run(Eltwise { x: &x, op: EltwiseOp::Scale(3.0) }).unwrap();
+    let pending = b.fetch(&[&y]).unwrap();
+    assert_eq!(b.counts().submits, before.submits);
+    assert!(b.begin().unwrap());
+    assert_eq!((b.counts().submits, b.counts().reads), (before.submits + 1, before.reads));
+    let mut got = [0f32; 2];
+    b.wait(pending, &mut [bytemuck::cast_slice_mut(&mut got)]).unwrap();
+    assert_eq!(
+        (got, b.counts().submits, b.counts().reads),
+        ([3.0, 6.0], before.submits + 1, before.reads + 1)
+    );
+    // With nothing launched nothing is handed over.
+    b.begin().unwrap();
+    assert_eq!(b.counts().submits, before.submits + 1);
+}
+
 /// Work is split into several submissions, since some systems reset a GPU that is busy for too long.
 #[test]
 fn much_work_is_handed_over_in_pieces() {

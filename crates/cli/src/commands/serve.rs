@@ -14,6 +14,7 @@ use tallow_text::generation::Generation;
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::Serve;
+use crate::disk_cache::DiskCache;
 use crate::encoder::{self, Placement};
 use crate::load;
 use crate::lora::{self, Lora};
@@ -41,6 +42,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         trim: memory::trim,
     };
     settings.check().map_err(Failed::new)?;
+    let disk = DiskCache::new(sources, args.cache_disk.clone(), args.cache_disk_size)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // A port that is in use should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;
@@ -53,6 +55,9 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let loaded = match load::any(name, how)? {
         AnyModel::Decoder(model) => load::decoder(name, *model)?,
+        _ if args.cache_disk.is_some() => {
+            return Err(Failed::new("--cache-disk: the model has an encoder, whose pages are not saved"));
+        }
         _ if !args.lora.is_empty() || args.lora_dir.is_some() => {
             let flag = if args.lora.is_empty() { "--lora-dir" } else { "--lora" };
             return Err(Failed::new(format!("{flag}: the model has an encoder, and takes no adapters")));
@@ -92,6 +97,9 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let names = std::iter::once(loaded.name.clone()).chain(args.alias).collect();
     let handle = loaded.start(&config, names, &Notice::log)?;
     lora::load(&handle, adapters)?;
+    if let Some(disk) = disk {
+        disk.start(&handle, &loaded.model, &config, &settings.api_keys)?;
+    }
     let (listener, signals) = begin(&loaded.name)?;
     let served = Served {
         handle: handle.clone(),

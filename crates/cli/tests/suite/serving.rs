@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ use tallow_support::golden;
 struct Server {
     child: Child,
     address: String,
+    /// What it logged before it served.
+    log: String,
     _home: Home,
 }
 
@@ -28,24 +31,31 @@ impl Server {
     fn of(home: Home, mut command: Command) -> Server {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let (mut log, mut before) = (BufReader::new(child.stderr.take().unwrap()), String::new());
         let address = loop {
             let mut line = String::new();
             assert!(log.read_line(&mut line).unwrap() > 0, "the server ended before it served");
             if let Some((_, rest)) = line.split_once("http://") {
                 break rest.trim().trim_end_matches("/v1").to_owned();
             }
+            before += &line;
         };
         // Drains the log, so that the server never blocks on it.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Server { child, address, _home: home }
+        Server { child, address, log: before, _home: home }
     }
 
     fn request(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        self.request_as("", method, path, body)
+    }
+
+    /// A request with an API key.
+    fn request_as(&self, key: &str, method: &str, path: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let (host, length) = (&self.address, body.len());
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n");
+        let key = if key.is_empty() { String::new() } else { format!("X-Api-Key: {key}\r\n") };
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{key}");
         let kind = format!("Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n");
         stream.write_all(format!("{head}{kind}{body}").as_bytes()).unwrap();
         stream
@@ -341,4 +351,126 @@ fn keys_are_asked_for_everywhere() {
     }
     let none = home.file("none", "# none yet\n");
     assert!(home.run(&["serve", "demo", "--api-key-file", &none]).failed().contains("has no keys"));
+}
+
+/// Prompt tokens from the cache, and the answer with its log-probabilities.
+fn said(answer: &Value) -> (u64, Value) {
+    let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    (cached, answer["choices"].clone())
+}
+
+/// Segments of a disk cache.
+fn segments(folder: &Path) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|path| path.extension().is_some_and(|e| e == "pages")).collect()
+}
+
+/// With `--cache-disk` a server goes on where the last one ended, whether that was stopped or killed; and a damaged file
+/// costs time alone.
+#[test]
+fn a_restart_finds_what_was_computed() {
+    let kept = Home::new();
+    let folder = kept.path().join("cache");
+    let start = || Server::start(&["--cache-disk", folder.to_str().unwrap(), "--cache-disk-size", "100"]);
+    let body = json!({"prompt": text(300), "max_tokens": 16, "temperature": 0, "logprobs": 2});
+    let (none, cold) = said(&whole(Server::start(&[]).complete(&body)));
+    let mut server = start();
+    assert_eq!((none, said(&whole(server.complete(&body)))), (0, (0, cold.clone())));
+    // Another server gets on without it.
+    let other = start();
+    assert!(
+        other.log.contains("is in use by another process; this one keeps no pages on disk"),
+        "{}",
+        other.log
+    );
+    assert_eq!(said(&whole(other.complete(&body))), (0, cold.clone()));
+    drop(other);
+    server.signal(libc::SIGTERM);
+    assert_eq!(server.ended(Duration::from_secs(30)), Some(0));
+
+    let server = start();
+    assert!(server.log.contains("pages of 16 tokens are on disk"), "{}", server.log);
+    let (cached, warm) = said(&whole(server.complete(&body)));
+    assert!(cached >= 256 && warm == cold, "{cached} tokens: {warm}, not {cold}");
+    assert_eq!(server.metric("vllm:external_prefix_cache_hits"), cached as f64);
+    assert!(server.metric("vllm:disk_cache_loaded_bytes") > 0.0);
+    assert_eq!(server.metric("vllm:disk_cache_refused_bytes"), 0.0);
+    // Killed, which drop does.
+    drop(server);
+    let server = start();
+    assert_eq!(said(&whole(server.complete(&body))), (cached, cold.clone()));
+    drop(server);
+
+    for path in segments(&folder) {
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let server = start();
+    let (damaged, answer) = said(&whole(server.complete(&body)));
+    assert!(damaged < cached && answer == cold, "{damaged} tokens");
+    assert!(server.metric("vllm:disk_cache_refused_bytes") > 0.0);
+}
+
+/// Killed at any time while it saves pages, it leaves none that is wrong.
+#[test]
+fn a_server_killed_while_it_saves_leaves_no_wrong_page() {
+    let kept = Home::new();
+    let folder = kept.path().join("cache");
+    let start = || Server::start(&["--cache-disk", folder.to_str().unwrap()]);
+    let body = |i: usize| json!({"prompt": format!("{i} {}", text(250)), "max_tokens": 4, "temperature": 0, "logprobs": 2});
+    let plain = Server::start(&[]);
+    let cold: Vec<Value> = (0..4).map(|i| said(&whole(plain.complete(&body(i)))).1).collect();
+    for milliseconds in [5, 30, 90] {
+        let server = start();
+        let streams: Vec<TcpStream> = (0..4).map(|i| server.complete(&body(i))).collect();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        drop(server);
+        drop(streams);
+        let server = start();
+        for (i, cold) in cold.iter().enumerate() {
+            assert_eq!(&said(&whole(server.complete(&body(i)))).1, cold, "after {milliseconds} ms");
+        }
+        assert_eq!(server.metric("vllm:disk_cache_refused_bytes"), 0.0);
+    }
+}
+
+/// Callers with different keys share nothing, also if the next server gets the keys in another order.
+#[test]
+fn callers_with_different_keys_share_no_disk_cache() {
+    let kept = Home::new();
+    let folder = kept.path().join("cache");
+    let ask = |keys: &str, key: &str| {
+        let keys = kept.file("keys", keys);
+        let mut server = Server::start(&["--api-key-file", &keys, "--cache-disk", folder.to_str().unwrap()]);
+        let body = json!({"prompt": text(100), "max_tokens": 4, "temperature": 0}).to_string();
+        let (cached, _) = said(&whole(server.request_as(key, "POST", "/v1/completions", &body)));
+        server.signal(libc::SIGTERM);
+        assert_eq!(server.ended(Duration::from_secs(30)), Some(0));
+        cached
+    };
+    assert_eq!(ask("one\ntwo\n", "one"), 0);
+    assert_eq!(ask("one\ntwo\n", "two"), 0);
+    assert!(ask("one\ntwo\n", "one") > 0);
+    assert_eq!(ask("two\none\n", "two"), 0);
+    assert_eq!(ask("two\n", "two"), 0);
+    assert!(ask("one\ntwo\n", "two") > 0);
+}
+
+#[test]
+fn a_disk_cache_that_cannot_be_is_refused() {
+    let home = Home::new();
+    let file = home.file("file", "");
+    let refused = |args: &[&str]| {
+        let why = home.run(&[&["serve", "demo", "--port", "0"], args].concat()).failed();
+        why.replace(home.path().to_str().unwrap(), "HOME")
+    };
+    assert!(refused(&["--cache-disk", &file]).contains("error: --cache-disk: HOME/file: "));
+    let small = refused(&["--cache-disk", "cache", "--cache-disk-size", "0"]);
+    assert!(small.contains("0 bytes are too few for this model's pages"), "{small}");
+    let encoder = golden("bert");
+    let encoder =
+        home.run(&["serve", encoder.to_str().unwrap(), "--port", "0", "--cache-disk", "cache"]).failed();
+    assert!(encoder.contains("--cache-disk: the model has an encoder"), "{encoder}");
 }

@@ -9,8 +9,8 @@ use tallow_quant::Format;
 
 use crate::ops::{
     Activate, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Epilogue, Ffn, Head, IndexMode, IndexRows,
-    KvWrite, Linear, LinearMany, Lora, LoraDelta, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope,
-    lora_deltas,
+    KvWrite, Linear, LinearHeads, LinearMany, Lora, LoraDelta, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
+    Rope, lora_deltas,
 };
 use crate::{
     Activation, Backend, DType, Error, Expert, HostWeight, LinearWeight, LinearWeights, Result,
@@ -93,6 +93,23 @@ pub fn linear_many<B: Backend>(b: &B, op: &LinearMany<'_, B>) -> Result<Tensor<B
         let part = b.run(Linear { x, weights, epilogue: Epilogue::NONE })?; // [rows, outputs]
         b.run(Copy { from: &part, to: &y.col_range(at..at + part.cols()) })?;
         at += part.cols();
+    }
+    Ok(y)
+}
+
+/// Head by head: the copied columns, and the layer's outputs into their columns of the result.
+pub fn linear_heads<B: Backend>(b: &B, op: &LinearHeads<'_, B>) -> Result<Tensor<B>> {
+    let (copied, outputs) = (op.copied.len(), op.outputs());
+    let y = b.alloc(DType::F32, op.x.rows(), op.weights.len() * op.out_dim())?; // [rows, heads * (copied + outputs)]
+    for (i, weights) in op.weights.iter().enumerate() {
+        let (from, to) = (i * op.head_dim, i * op.out_dim());
+        if copied > 0 {
+            let columns = op.x.col_range(from + op.copied.start..from + op.copied.end);
+            b.run(Copy { from: &columns, to: &y.col_range(to..to + copied) })?;
+        }
+        let x = op.x.col_range(from + op.inputs.start..from + op.inputs.end); // [rows, inputs]
+        let part = b.run(Linear { x: &x, weights, epilogue: Epilogue::NONE })?; // [rows, outputs]
+        b.run(Copy { from: &part, to: &y.col_range(to + copied..to + copied + outputs) })?;
     }
     Ok(y)
 }

@@ -6,13 +6,14 @@ use std::time::Instant;
 
 use crate::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexRows, KvWrite,
-    Linear, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route, TopK, TopKOut,
+    Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route,
+    TailSum, TopK, TopKOut,
 };
 use crate::{HostWeight, Memory, Result, Tensor, Trace, Weight};
 
 /// A device: its [`Memory`] and its queue. The value belongs to one thread, the engine's; it has no global state.
 ///
-/// Ops execute in launch order; results are visible to [`read`](Memory::read) and after [`sync`](Backend::sync).
+/// Ops execute in launch order; results are visible to [`fetch`](Memory::fetch) and after [`sync`](Backend::sync).
 /// Ops return fresh tensors and leave their operands unchanged; only `copy`, `kv_write`, `index_rows` in scatter-add
 /// mode, and `causal_conv` and `gated_delta` (recurrent state) write into memory passed to them.
 ///
@@ -62,6 +63,23 @@ pub trait Backend: Memory {
     fn gated_delta(&self, op: &GatedDelta<'_, Self>) -> Result<Tensor<Self>>;
     /// Top-k elements of each row.
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>>;
+    /// Softmax mass outside the top k of each row.
+    fn tail_sum(&self, op: &TailSum<'_, Self>) -> Result<Tensor<Self>>;
+
+    // ---- defaults of the device -------------------------------------------------------------------------------
+
+    /// Hands over what was launched and fetched, so that the device computes it while the host does something else.
+    /// Returns whether it does. By default nothing is left to hand over: an op is computed when it is launched.
+    fn begin(&self) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Seconds on the device's clock, read after all ops launched so far have finished.
+    fn clock(&self) -> Result<f64> {
+        self.sync()?;
+        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+        Ok(START.elapsed().as_secs_f64())
+    }
 
     // ---- fused ops: defaults composed of the above, to be overridden for speed --------------------------------
 
@@ -78,6 +96,11 @@ pub trait Backend: Memory {
     /// Several linear layers over one input, with an optional norm before them.
     fn linear_many(&self, op: &LinearMany<'_, Self>) -> Result<Tensor<Self>> {
         compose::linear_many(self, op)
+    }
+
+    /// A linear layer for each head.
+    fn linear_heads(&self, op: &LinearHeads<'_, Self>) -> Result<Tensor<Self>> {
+        compose::linear_heads(self, op)
     }
 
     /// Linear layers plus the LoRA deltas of some rows.
@@ -110,13 +133,6 @@ pub trait Backend: Memory {
         compose::head(self, op)
     }
 
-    /// Seconds on the device's clock, read after all ops launched so far have finished.
-    fn clock(&self) -> Result<f64> {
-        self.sync()?;
-        static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
-        Ok(START.elapsed().as_secs_f64())
-    }
-
     // ---- provided: the entry point for models ----------------------------------------------------------------
 
     /// Checks an op, records it in the trace and launches it.
@@ -143,7 +159,8 @@ macro_rules! dispatch {
     };
 }
 
-/// Calls a macro with the required ops and their methods, but for those where a step begins and ends (`embed`, `topk`).
+/// Calls a macro with the required ops and their methods, but for those where a step begins and ends (`embed`,
+/// `topk`, `tail_sum`).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! required_ops {
@@ -171,8 +188,10 @@ required_ops!(dispatch);
 dispatch! {
     Embed => embed,
     TopK => topk,
+    TailSum => tail_sum,
     Linear => linear,
     LinearMany => linear_many,
+    LinearHeads => linear_heads,
     Lora => lora,
     QkvPrep => qkv_prep,
     CausalConv => causal_conv,

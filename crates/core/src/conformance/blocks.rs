@@ -1,12 +1,14 @@
 use super::oracle::{Normed, Product, activate, gated as held};
 use super::{Bench, Bounded, CoreResult, Host, Outcome, Random, ensure, text};
-use crate::ops::{Activate, Epilogue, Ffn, Head, Linear, LinearMany, Lora, Moe, Normalize, PermuteCols};
+use crate::ops::{
+    Activate, Epilogue, Ffn, Head, Linear, LinearHeads, LinearMany, Lora, Moe, Normalize, PermuteCols,
+};
 use crate::{
     Activation, Backend, Expert, Format, LinearWeight, LinearWeights, Norm, NormKind, RoutingWeightOn,
     Tensor, compose,
 };
 
-cases!(linear_many ffn moe moe_alone head act_order trace);
+cases!(linear_many linear_heads ffn moe moe_alone head act_order trace);
 
 /// A random RMSNorm: its weight on the host, and the norm on the device.
 pub(super) fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
@@ -61,6 +63,51 @@ fn linear_many<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             let got = t.b.run(op()).map_err(text)?;
             t.near((rows, norm.is_some()), &got, &chained(t, want))?;
             t.like_default((rows, "default"), &got, compose::linear_many(t.b, &op()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Columns of a head that its layer multiplies, and those that are copied.
+const HEAD_COLUMNS: [(std::ops::Range<usize>, std::ops::Range<usize>); 3] =
+    [(0..64, 64..70), (6..70, 0..0), (3..67, 67..70)];
+
+fn linear_heads<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let (heads, outputs, head_dim) = (3, 37, 70);
+    for (format, rows) in
+        [(Format::Q8_0, 1), (Format::Q4_0, 5), (Format::F16, 3), (Format::BF16, 19), (Format::F32, 0)]
+    {
+        for (inputs, copied) in HEAD_COLUMNS {
+            let x = Host::random(1, rows, heads * head_dim);
+            let (mut weights, mut wants) = (Vec::new(), Vec::new());
+            for head in 0..heads {
+                let (weight, host) = t.weight(2 + head as u64, format, outputs, inputs.len())?;
+                weights.push(LinearWeights::new(weight, None));
+                let at = head * head_dim + inputs.start..head * head_dim + inputs.end;
+                let data = (0..rows).flat_map(|r| x.row(r)[at.clone()].to_vec()).collect();
+                let part = Host { data, rows, cols: inputs.len() };
+                wants.push(product(&t.rounded(format, &part), &host));
+            }
+            let want = Bounded::by_rows(rows, heads * (copied.len() + outputs), |r| {
+                let head = |h: usize| {
+                    let at = h * head_dim;
+                    let same =
+                        x.row(r)[at + copied.start..at + copied.end].iter().map(|x| (f64::from(*x), 0.0));
+                    same.chain(wants[h].data[r * outputs..][..outputs].iter().copied())
+                };
+                (0..heads).flat_map(head).collect()
+            });
+            let xs = t.strided(&x)?;
+            let op = || LinearHeads {
+                x: &xs,
+                head_dim,
+                inputs: inputs.clone(),
+                copied: copied.clone(),
+                weights: &weights,
+            };
+            let got = t.b.run(op()).map_err(text)?;
+            t.near((format, rows, inputs.start), &got, &want)?;
+            t.like_default((format, rows, "default"), &got, compose::linear_heads(t.b, &op()))?;
         }
     }
     Ok(())

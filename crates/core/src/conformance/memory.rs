@@ -1,13 +1,15 @@
 use half::{bf16, f16};
 
 use super::{Bench, Host, Outcome, ensure, text};
-use crate::ops::{CausalConv, Copy, Epilogue, GatedDelta, Matmul, Normalize, TopK};
+use crate::ops::{
+    CausalConv, Copy, Eltwise, EltwiseOp, Epilogue, GatedDelta, Matmul, Normalize, TailSum, TopK,
+};
 use crate::{
     Backend, DType, Decay, DeltaHeads, Elem, Error, Format, HostWeight, Norm, NormKind, Sharing, Span,
     StateRows, Step, StepPlan,
 };
 
-cases!(memory copy refusals);
+cases!(memory fetch copy refusals);
 
 fn round_trip<B: Backend, T: Elem + PartialEq + std::fmt::Debug>(t: &Bench<'_, B>, data: [T; 6]) -> Outcome {
     let up = t.b.upload(&data, 2, 3).map_err(text)?;
@@ -37,6 +39,49 @@ fn memory<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let (then, now) = (t.b.clock().map_err(text)?, t.b.clock().map_err(text)?);
     ensure(now >= then, || format!("the clock went back from {then} to {now}"))?;
     t.b.sync().map_err(text)
+}
+
+/// What is asked for arrives as it was then, whatever is launched, begun, read or given up before it is waited for.
+fn fetch<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let host = Host::random(1, 5, 7);
+    let (x, norm) = (t.up(&host)?, t.up(&Host::random(2, 1, 7))?);
+    let norm = Norm { kind: NormKind::Rms, weight: norm, bias: None, eps: 1e-5 };
+    let normed = || t.b.run(Normalize { x: &x, norm: &norm, residual: None }).map_err(text);
+    let first = normed()?;
+    let want = t.down::<f32>(&first)?;
+    let mut got = [vec![0f32; 35], vec![0f32; 15], vec![0f32; 35], Vec::new()];
+    let mut rooms = got.each_mut().map(|room| bytemuck::cast_slice_mut::<f32, u8>(room));
+    let (view, none) = (x.row_range(1..4).col_range(2..7), x.row_range(0..0));
+    let one = t.b.fetch(&[&first, &view]).map_err(text)?;
+    t.b.begin().map_err(text)?;
+    let again = normed()?;
+    let given_up = t.b.fetch(&[&again]).map_err(text)?;
+    let other = t.b.fetch(&[&again, &none]).map_err(text)?;
+    drop((first, again, given_up));
+    // What is freed meanwhile may be given to these.
+    for seed in 3..6 {
+        let other = t.up(&Host::random(seed, 5, 7))?;
+        t.b.run(Eltwise { x: &other, op: EltwiseOp::Scale(2.0) }).map_err(text)?;
+        t.b.begin().map_err(text)?;
+    }
+    ensure(t.down::<f32>(&x)?.len() == 35, || "a read between them fails".into())?;
+    t.b.wait(other, &mut rooms[2..]).map_err(text)?;
+    t.b.wait(one, &mut rooms[..2]).map_err(text)?;
+    let refuses = |wrong: &mut [&mut [u8]]| {
+        let waited = t.b.wait(t.b.fetch(&[&x]).map_err(text)?, wrong);
+        ensure(matches!(waited, Err(Error::Shape { op: "read", .. })), || {
+            format!("wrong room gave {waited:?}")
+        })
+    };
+    refuses(&mut [])?;
+    refuses(&mut [&mut [0; 139]])?;
+    refuses(&mut [&mut [0; 140], &mut [0; 4]])?;
+    if !t.suite.values {
+        return Ok(());
+    }
+    let part: Vec<f32> = (1..4).flat_map(|r| host.row(r)[2..].to_vec()).collect();
+    ensure(got[0] == want && got[2] == want, || "results were not fetched as they were".into())?;
+    ensure(got[1] == part, || "a view was not fetched as it was".into())
 }
 
 fn copy<B: Backend>(t: &Bench<'_, B>) -> Outcome {
@@ -77,6 +122,12 @@ fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for k in [0, 9] {
         let top = t.b.run(TopK { x: &x, k });
         ensure(top.is_err(), || format!("the top {k} of 8 gave {top:?}"))?;
+    }
+    let top = t.b.run(TopK { x: &x, k: 3 }).map_err(text)?;
+    let (short, ids) = (x.row_range(0..1), t.ids(&[1, 2])?);
+    for (x, temperatures) in [(&short, &x), (&x, &short), (&x, &ids), (&ids, &x)] {
+        let sum = t.b.run(TailSum { x, top: &top, temperatures });
+        ensure(sum.is_err(), || format!("the tail of {x:?} at {temperatures:?} gave {sum:?}"))?;
     }
     let up = t.b.upload(&[1f32, 2.0], 3, 1);
     ensure(up.is_err(), || format!("2 elements as 3 rows gave {up:?}"))?;

@@ -1,11 +1,12 @@
 use super::oracle::{self, EPS, Normed, Routed};
 use super::{Bench, Bounded, Host, Outcome, Random, ensure, text};
 use crate::ops::{
-    Activate, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Rope, Route, TopK,
+    Activate, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Rope, Route,
+    TAIL_ELEMENT_ERROR, TAIL_SUM_ERROR, TailSum, TopK, TopKOut,
 };
-use crate::{Activation, Backend, Groups, Norm, NormKind, RopePairs, RopeTable, Routing, Scores};
+use crate::{Activation, Backend, Groups, Norm, NormKind, RopePairs, RopeTable, Routing, Scores, Tensor};
 
-cases!(normalize rope activate eltwise index_rows permute_cols route topk);
+cases!(normalize rope activate eltwise index_rows permute_cols route topk tail_sum);
 
 fn normalize<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (rows, width, groups) in
@@ -212,13 +213,28 @@ fn route<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 }
 
 fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    for (rows, cols, k) in [(1, 1, 1), (3, 5, 5), (2, 97, 1), (4, 1000, 20), (1, 5003, 64), (0, 3, 2)] {
+    for (rows, cols, k) in [
+        (1, 1, 1),
+        (3, 5, 5),
+        (2, 97, 1),
+        (4, 1000, 20),
+        (1, 5003, 64),
+        (0, 3, 2),
+        (3, 4100, 300),
+        (2, 9001, 1024),
+        (2, 700, 700),
+    ] {
         let mut x = Host::random(1, rows, cols);
         // Ties, infinities and NaN are the likely failures.
         let mut rng = Random(9);
         for r in 0..rows {
             for value in [0.5, 0.5, f32::NEG_INFINITY, f32::NAN, f32::INFINITY] {
                 x.row_mut(r)[rng.below(cols)] = value;
+            }
+            // Ties across the k-th place, and at zeros of both signs.
+            if cols > 2000 {
+                let few = [0.0, -0.0, 0.25, 0.5];
+                (0..cols).filter(|c| c % 3 == r % 3).for_each(|c| x.row_mut(r)[c] = few[rng.below(4)]);
             }
         }
         let out = t.b.run(TopK { x: &t.strided(&x)?, k }).map_err(text)?;
@@ -237,6 +253,70 @@ fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             })?;
             let same = |(v, c): (&f32, &usize)| v.to_bits() == x.row(r)[*c].to_bits() || v.is_nan();
             ensure(values[r * k..][..k].iter().zip(&got).all(same), || "a value is not its id's".into())?;
+        }
+    }
+    Ok(())
+}
+
+fn tail_sum<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (rows, cols, k, spread) in [
+        (1, 1, 1, 1.0),
+        (3, 5, 5, 2.0),
+        (2, 97, 1, 5.0),
+        (4, 1000, 20, 20.0),
+        (0, 3, 2, 1.0),
+        (2, 5003, 1024, 0.01),
+        (3, 20_011, 700, 30.0),
+    ] {
+        let mut x = Host::random(1, rows, cols).map(|x| spread * x + 3.0);
+        let mut rng = Random(9);
+        for r in 0..rows {
+            if cols > 1 {
+                x.row_mut(r)[rng.below(cols)] = f32::NEG_INFINITY;
+            }
+            // A maximum far above the others, ties across the k-th place, and a row with NaN.
+            match r {
+                1 => x.row_mut(r)[rng.below(cols)] = 60.0,
+                2 => (0..cols).step_by(2).for_each(|c| x.row_mut(r)[c] = 1.5),
+                3 => x.row_mut(r)[cols - 2] = f32::NAN,
+                _ => (),
+            }
+        }
+        let given = [1.0f32, 0.05, 0.7, 7.5];
+        for n in [0, 1, 3] {
+            let temperatures: Vec<f32> = (0..rows * n).map(|i| given[i % 4]).collect();
+            let by = t.up(&Host { data: temperatures.clone(), rows, cols: n })?;
+            let xs = t.strided(&x)?;
+            let top = t.b.run(TopK { x: &xs, k }).map_err(text)?;
+            let got = t.b.run(TailSum { x: &xs, top: &top, temperatures: &by }).map_err(text)?;
+            let want = Bounded::by_rows(rows, n, |r| {
+                let mut row = x.row(r).to_vec();
+                row.sort_by(|a, b| b.total_cmp(a));
+                let sum = |i: usize| {
+                    let away =
+                        |x: &f32| (f64::from(*x) - f64::from(row[0])) / f64::from(temperatures[r * n + i]);
+                    let sum: f64 = row[k..].iter().map(|x| away(x).exp()).sum();
+                    (sum, TAIL_SUM_ERROR * sum + TAIL_ELEMENT_ERROR * cols as f64)
+                };
+                (0..n).map(sum).collect()
+            });
+            if rows < 4 || !t.suite.values {
+                t.near((rows, cols, k, n), &got, &want)?;
+                for r in 0..rows {
+                    let only = |t: &Tensor<B>| t.row_range(r..r + 1);
+                    let top = TopKOut { values: only(&top.values), ids: only(&top.ids) };
+                    let alone =
+                        t.b.run(TailSum { x: &only(&xs), top: &top, temperatures: &only(&by) })
+                            .map_err(text)?;
+                    t.same((cols, k, n, r), &alone, &only(&got))?;
+                }
+                continue;
+            }
+            let (sums, some): (Vec<f32>, usize) = (t.down(&got)?, n * (rows - 1));
+            let finite: Vec<bool> = sums.iter().map(|sum| sum.is_finite()).collect();
+            ensure(finite == (0..rows * n).map(|i| i < some).collect::<Vec<_>>(), || {
+                format!("[{rows}, {cols}], NaN in the last row: {sums:?}")
+            })?;
         }
     }
     Ok(())

@@ -90,9 +90,10 @@ impl<B: Memory> Tensor<B> {
         Tensor { offset: self.offset + range.start, cols: range.len(), ..self.clone() }
     }
 
-    /// A contiguous [rows, cols] view into this one-row tensor, starting at column `at`.
+    /// A contiguous [rows, cols] view into this contiguous tensor, starting at element `at`.
     pub fn matrix(&self, at: usize, rows: usize, cols: usize) -> Tensor<B> {
-        debug_assert!(self.rows == 1 && at + rows * cols <= self.cols, "{rows} x {cols} at {at} of {self:?}");
+        let fits = self.is_contiguous() && at + rows * cols <= self.len();
+        debug_assert!(fits, "{rows} x {cols} at {at} of {self:?}");
         Tensor { offset: self.offset + at, rows, cols, stride: cols, ..self.clone() }
     }
 

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use crate::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Embed, Epilogue, Ffn, GatedDelta,
     IndexMode, IndexRows, KvWrite, Linear, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope,
-    Route, TopK, TopKOut,
+    Route, TailSum, TopK, TopKOut,
 };
 use crate::{
-    Backend, DType, Expert, HostWeight, LayerKv, LinearWeights, Memory, Reading, Result, RoutingWeightOn,
-    Tensor, TensorId, Trace, Weight, compose,
+    Backend, DType, Expert, HostWeight, LayerKv, LinearWeights, Memory, Result, RoutingWeightOn, Tensor,
+    TensorId, Trace, Weight, compose,
 };
 use inner::{Inner, outer, tensor_id, with_id};
 
@@ -75,6 +75,7 @@ impl<B: Backend> Observed<B> {
 
 impl<B: Backend> Memory for Observed<B> {
     type Buf = ObservedBuf<B::Buf>;
+    type Pending = B::Pending;
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         self.inner.alloc(dtype, rows, cols).map(outer)
@@ -84,11 +85,13 @@ impl<B: Backend> Memory for Observed<B> {
         self.inner.write(&to.inner(), bytes)
     }
 
-    fn read(&self, wanted: &mut [Reading<'_, Self>]) -> Result<()> {
-        let from: Vec<Tensor<B>> = wanted.iter().map(|reading| reading.from.inner()).collect();
-        let readings = wanted.iter_mut().zip(&from);
-        let mut inner: Vec<_> = readings.map(|(r, from)| Reading { from, to: &mut *r.to }).collect();
-        self.inner.read(&mut inner)
+    fn fetch(&self, from: &[&Tensor<Self>]) -> Result<B::Pending> {
+        let inner: Vec<Tensor<B>> = from.iter().map(|t| t.inner()).collect();
+        self.inner.fetch(&inner.iter().collect::<Vec<_>>())
+    }
+
+    fn wait(&self, pending: B::Pending, to: &mut [&mut [u8]]) -> Result<()> {
+        self.inner.wait(pending, to)
     }
 
     fn zero(&self, t: &Tensor<Self>) -> Result<()> {
@@ -111,6 +114,10 @@ impl<B: Backend> Backend for Observed<B> {
 
     fn sync(&self) -> Result<()> {
         self.inner.sync()
+    }
+
+    fn begin(&self) -> Result<bool> {
+        self.inner.begin()
     }
 
     fn clock(&self) -> Result<f64> {
@@ -279,5 +286,11 @@ impl<B: Backend> Backend for Observed<B> {
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
         let TopKOut { values, ids } = self.inner.topk(&TopK { x: &op.x.inner(), k: op.k })?;
         Ok(TopKOut { values: outer(values), ids: outer(ids) })
+    }
+
+    fn tail_sum(&self, op: &TailSum<'_, Self>) -> Result<Tensor<Self>> {
+        let top = TopKOut { values: op.top.values.inner(), ids: op.top.ids.inner() };
+        let (x, temperatures) = (&op.x.inner(), &op.temperatures.inner());
+        self.inner.tail_sum(&TailSum { x, top: &top, temperatures }).map(outer)
     }
 }

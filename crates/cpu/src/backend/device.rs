@@ -111,6 +111,7 @@ impl Cpu {
 
 impl Memory for Cpu {
     type Buf = Buf;
+    type Pending = Vec<Tensor<Cpu>>;
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Cpu>> {
         let bytes = rows.checked_mul(cols).and_then(|n| n.checked_mul(dtype.size())).unwrap_or(usize::MAX);
@@ -133,9 +134,12 @@ impl Memory for Cpu {
         Ok(())
     }
 
-    fn read(&self, wanted: &mut [Reading<'_, Cpu>]) -> Result<()> {
-        for reading in wanted {
-            reading.check()?;
+    fn fetch(&self, from: &[&Tensor<Cpu>]) -> Result<Vec<Tensor<Cpu>>> {
+        Ok(from.iter().copied().cloned().collect())
+    }
+
+    fn wait(&self, pending: Vec<Tensor<Cpu>>, to: &mut [&mut [u8]]) -> Result<()> {
+        for reading in Reading::pairs(&pending, to)? {
             let from = reading.from;
             let (size, width) = (from.dtype().size(), from.cols() * from.dtype().size());
             for (r, out) in reading.to.chunks_exact_mut(width.max(1)).enumerate() {

@@ -167,15 +167,25 @@ impl Cpu {
         at: &[u32],
         weights: impl Iterator<Item = &'a MatrixSource<'a>> + Clone,
     ) -> Result<LinearInput> {
-        let needs = || weights.clone().map(|w| self.row_sums(w));
         let from = Mat::<f32>::new(x);
-        let row = |place: usize| from.row(at[place] as usize);
+        self.input_by_rows(at.len(), x.cols(), |place| from.row(at[place] as usize), weights)
+    }
+
+    /// Input of linear layers whose rows are parts of other tensors' rows.
+    pub(crate) fn input_by_rows<'a, 'x>(
+        &self,
+        rows: usize,
+        cols: usize,
+        row: impl Fn(usize) -> &'x [f32] + Sync,
+        weights: impl Iterator<Item = &'a MatrixSource<'a>> + Clone,
+    ) -> Result<LinearInput> {
+        let needs = || weights.clone().map(|w| self.row_sums(w));
         let plain = match needs().all(|sums| sums.is_some()) {
             true => None,
-            false => Some(self.by_rows(at.len(), x.cols(), |_, place, out| out.copy_from_slice(row(place)))?),
+            false => Some(self.by_rows(rows, cols, |_, r, out| out.copy_from_slice(row(r)))?),
         };
-        let quantized = self.quantized(at.len(), x.cols(), needs().flatten(), None, row)?;
-        Ok(LinearInput { rows: at.len(), plain, quantized })
+        let quantized = self.quantized(rows, cols, needs().flatten(), None, row)?;
+        Ok(LinearInput { rows, plain, quantized })
     }
 
     /// Quantized rows with the row sums in `needs`, or `None` if there are none.

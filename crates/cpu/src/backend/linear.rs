@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use tallow_core::ops::Epilogue;
+use tallow_core::ops::{Epilogue, LinearHeads};
 use tallow_core::{DType, LinearWeights, Memory, Norm, Result, Tensor, Weight};
 
 use super::device::Cpu;
@@ -74,6 +74,41 @@ impl Cpu {
         let out = self.alloc(DType::F32, x.rows(), layers.iter().map(|l| l.outputs).sum())?;
         self.run_linear(&self.linear_tasks(&input, layers, &out, epilogue), |_| ());
         Ok(out)
+    }
+
+    /// All heads in one phase: their inputs are quantized head by head as rows of one matrix, and each head's layer
+    /// multiplies its rows.
+    pub(crate) fn linear_by_head(
+        &self,
+        op: &LinearHeads<'_, Cpu>,
+        layers: &[OutputColumns<'_>],
+    ) -> Result<Tensor<Cpu>> {
+        let (rows, heads, outputs) = (op.x.rows(), op.weights.len(), op.outputs());
+        let (head_dim, out_dim, inputs, copied) = (op.head_dim, op.out_dim(), &op.inputs, &op.copied);
+        let x = Mat::<f32>::new(op.x);
+        let of_head = |row: usize, head: usize, columns: &Range<usize>| {
+            &x.row(row)[head * head_dim + columns.start..head * head_dim + columns.end]
+        };
+        let row = |at: usize| of_head(at % rows, at / rows, inputs);
+        let input =
+            self.input_by_rows(heads * rows, inputs.len(), row, layers.iter().map(|layer| &layer.w))?;
+        let products = self.alloc(DType::F32, heads * rows, outputs)?; // [heads * rows, outputs]
+        let mut tasks = Vec::with_capacity(heads);
+        for (head, layer) in layers.iter().enumerate() {
+            let (product, rows) = (input.times(self.kernels, layer.w), head * rows..(head + 1) * rows);
+            let mut task = LinearTask::plain(product, rows, MatMut::new(&products));
+            task.output.bias = layer.bias;
+            tasks.push(task);
+        }
+        self.run_linear(&tasks, |_| ());
+        let products = Mat::<f32>::new(&products);
+        self.by_rows(rows, heads * out_dim, |_, r, out| {
+            for (head, out) in out.chunks_exact_mut(out_dim.max(1)).enumerate() {
+                let (same, product) = out.split_at_mut(copied.len());
+                same.copy_from_slice(of_head(r, head, copied));
+                product.copy_from_slice(products.row(head * rows + r));
+            }
+        })
     }
 
     /// One task for each layer: all of its outputs, for all rows.

@@ -19,8 +19,8 @@ mod roofline;
 use tallow_core::ops::Epilogue;
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Embed, Ffn, GatedDelta, Head, IndexMode,
-    IndexRows, KvWrite, Linear, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope, Route,
-    TopK, TopKOut,
+    IndexRows, KvWrite, Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
+    Rope, Route, TailSum, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Memory, Norm, QkNorm, Result, Tensor, Trace, Weight, compose,
@@ -33,6 +33,7 @@ use linear::{OutputColumns, dense, source};
 
 use crate::mat::{Mat, MatMut};
 use crate::pack::{PAIR, layout, pack_pair, packed_bytes};
+use crate::rowwise::TailTask;
 
 /// Most bytes of a source weight that a thread packs before it releases them (`HostWeight::release`).
 const HELD: usize = 1 << 20;
@@ -228,6 +229,19 @@ impl Backend for Cpu {
         Ok(TopKOut { values, ids })
     }
 
+    fn tail_sum(&self, op: &TailSum<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        let (x, top, temperatures) = (Mat::new(op.x), Mat::new(&op.top.values), Mat::new(op.temperatures));
+        let k = self.kernels;
+        let out = self.alloc(DType::F32, x.rows, temperatures.cols)?;
+        let sums = MatMut::<f32>::new(&out);
+        self.share(x.rows, x.rows * x.cols, |_, r| {
+            let task = TailTask { x: x.row(r), top: top.row(r), temperatures: temperatures.row(r) };
+            // SAFETY: each row belongs to one piece.
+            (k.tail_sum)(&task, unsafe { sums.row(r) });
+        });
+        Ok(out)
+    }
+
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Cpu>> {
         compose::check_weight(&weight)?;
         let HostWeight { format, rows, cols, bytes, release, .. } = weight;
@@ -263,6 +277,13 @@ impl Backend for Cpu {
         match OutputColumns::side_by_side(op.weights) {
             Some(layers) => self.linear_layers(op.x, op.norm, &layers, Epilogue::NONE),
             None => compose::linear_many(self, op),
+        }
+    }
+
+    fn linear_heads(&self, op: &LinearHeads<'_, Cpu>) -> Result<Tensor<Cpu>> {
+        match OutputColumns::side_by_side(op.weights) {
+            Some(layers) => self.linear_by_head(op, &layers),
+            None => compose::linear_heads(self, op),
         }
     }
 

@@ -19,7 +19,7 @@ pub(super) struct Seq {
     pub(super) prompt_len: usize,
     /// Maximum tokens, prompt and answer together.
     pub(super) most: usize,
-    /// Tokens whose K and V are in the KV cache.
+    /// Tokens whose K and V are in the KV cache, or will be after the step that is under way.
     pub(super) computed: usize,
     pub(super) blocks: Vec<BlockId>,
     /// Cross-attention, in a model with an encoder.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 
@@ -19,6 +19,8 @@ type Shared = SharedOf<Doubling>;
 /// Doubles the numbers of all requests in one step.
 struct Doubling {
     waiting: Vec<Request>,
+    /// Whether it computes when a step is finished, and not when it is launched.
+    computes_late: bool,
     shared: Shared,
     /// Dropped last, like the devices of other workers.
     _device: Option<Device>,
@@ -35,7 +37,7 @@ impl Drop for Device {
 }
 
 fn doubling(device: Option<Device>, shared: Shared) -> Doubling {
-    Doubling { waiting: Vec::new(), shared, _device: device }
+    Doubling { waiting: Vec::new(), computes_late: false, shared, _device: device }
 }
 
 impl Reply for Sender<Result<u32, Failure>> {
@@ -93,26 +95,36 @@ impl Batch for Vec<u32> {
     }
 }
 
+fn double(batch: &[u32]) -> Result<Vec<u32>, StepError> {
+    let double = |number: &u32| match *number {
+        FAILS => Some(Err(StepError::Failed("it fails".into()))),
+        GIVES_NOTHING => None,
+        // Only when alone: at the second try.
+        LOST if batch.len() == 1 => Some(Err(StepError::Lost(Lost("it is lost".into())))),
+        number => {
+            assert_ne!(number, PANICS, "it panics");
+            Some(Ok(2 * number))
+        }
+    };
+    batch.iter().filter_map(double).collect()
+}
+
 impl BatchWorker for Doubling {
     type Batch = Vec<u32>;
+    /// `None` if the rest is left to `finish`.
+    type Launched = Option<Vec<u32>>;
     type Output = u32;
 
     fn steps(&self) -> &StepCounts {
         &self.shared.steps
     }
 
-    fn compute(&self, batch: &Vec<u32>) -> Result<Vec<u32>, StepError> {
-        let double = |number: &u32| match *number {
-            FAILS => Some(Err(StepError::Failed("it fails".into()))),
-            GIVES_NOTHING => None,
-            // Only when alone: at the second try.
-            LOST if batch.len() == 1 => Some(Err(StepError::Lost(Lost("it is lost".into())))),
-            number => {
-                assert_ne!(number, PANICS, "it panics");
-                Some(Ok(2 * number))
-            }
-        };
-        batch.iter().filter_map(double).collect()
+    fn launch(&self, batch: &Vec<u32>) -> Result<Option<Vec<u32>>, StepError> {
+        if self.computes_late { Ok(None) } else { double(batch).map(Some) }
+    }
+
+    fn finish(&self, batch: &Vec<u32>, launched: Option<Vec<u32>>) -> Result<Vec<u32>, StepError> {
+        launched.map_or_else(|| double(batch), Ok)
     }
 
     fn commit(&mut self, batch: Vec<u32>, outputs: Vec<u32>) {
@@ -132,7 +144,15 @@ impl BatchWorker for Doubling {
 
 /// Ends of requests with these numbers that are in one step; the counts of steps run and failed; whether the
 /// service still runs.
-fn ends(numbers: &[u32]) -> (Vec<Result<u32, String>>, [u64; 2], bool) {
+fn ends(numbers: &[u32]) -> Ends {
+    let [early, late] = [false, true].map(|computes_late| ends_of(numbers, computes_late));
+    assert_eq!(early, late);
+    early
+}
+
+type Ends = (Vec<Result<u32, String>>, [u64; 2], bool);
+
+fn ends_of(numbers: &[u32], computes_late: bool) -> Ends {
     let (tell, _told) = channel();
     let (handle, messages, guard) = HandleOf::<Doubling>::new(tell);
     let submit = |number: &u32| {
@@ -142,9 +162,10 @@ fn ends(numbers: &[u32]) -> (Vec<Result<u32, String>>, [u64; 2], bool) {
     };
     let receivers: Vec<_> = numbers.iter().map(submit).collect();
     assert_eq!(handle.admit(numbers.len(), channel().0).err(), Some(Failure::Full(numbers.len())));
-    let mut service = Service::new(messages, guard, |shared| doubling(None, shared));
+    let worker = |shared| Doubling { computes_late, ..doubling(None, shared) };
+    let mut service = Service::new(messages, guard, worker);
     assert!(service.listen());
-    let lost = service.worker.step();
+    let lost = service.step();
     let runs = lost.is_ok();
     if let Err(Lost(why)) = lost {
         service.guard.end(Failure::Broken(why));

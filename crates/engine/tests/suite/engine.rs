@@ -12,7 +12,7 @@ use tallow_engine::block_pool::BlockPool;
 use tallow_engine::engine::serve;
 use tallow_engine::failure::Unfit;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
-use tallow_engine::sampler::Sampling;
+use tallow_engine::sampler::{Needs, Sampler, Sampling};
 use tallow_engine::scheduler::{Limits, Scheduler};
 
 #[test]
@@ -78,6 +78,34 @@ fn the_most_likely_tokens_say_what_whole_rows_say() {
         let (few, all) = (say(few), say(all));
         assert_eq!(few.len(), 40);
         assert_eq!(few, all, "the top {top_k}");
+    }
+}
+
+#[test]
+fn candidates_say_what_whole_rows_say() {
+    let handle = start(64);
+    let (prompt, _) = greedy();
+    let base = Sampling { seed: 3, ..Sampling::default() };
+    let ways = [
+        base.clone(),
+        Sampling { temperature: 0.3, top_p: 0.9, ..base.clone() },
+        Sampling { temperature: 0.2, logprobs: Some(5), ..base.clone() },
+        Sampling { temperature: 0.5, min_p: 0.1, repetition_penalty: 1.3, logprobs: Some(0), ..base.clone() },
+        Sampling { temperature: 0.2, presence_penalty: 1.0, frequency_penalty: 0.5, ..base.clone() },
+        Sampling { temperature: 0.3, bias: vec![(7, -100.0), (8, 3.0), (90, 30.0)], ..base },
+        Sampling { logprobs: Some(3), repetition_penalty: 1.2, ..Sampling::greedy() },
+    ];
+    for how in ways {
+        // A top-k of the whole vocabulary is the same, but reads all logits.
+        let all = Sampling { top_k: 96, ..how.clone() };
+        let needs = |how: &Sampling| Sampler::new(how.clone(), &prompt).needs(96);
+        assert_eq!(needs(&how), Needs::Candidates);
+        assert!(how.temperature == 0.0 || needs(&all) == Needs::Row);
+        let say = |sampling| {
+            let asked = Request { sampling, ignore_end: true, ..request(&prompt, 40) };
+            choices(&events(&handle, asked))
+        };
+        assert_eq!(say(how.clone()), say(all), "{how:?}");
     }
 }
 

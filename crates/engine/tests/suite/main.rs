@@ -4,12 +4,15 @@
 
 mod adapters;
 mod bad_weights;
+mod candidates;
 mod common;
+mod disk_cache;
 mod drafts;
 mod embedder;
 mod engine;
 mod invariants;
 mod lost;
+mod pipelined;
 mod reads;
 mod sampler;
 mod scheduler;

@@ -1,4 +1,5 @@
-//! What a step reads back from the device: one read per step, and only the values that are needed.
+//! What a step reads back from the device: one read per step, and only the values that are needed; and a row by itself
+//! where candidates turn out not to be enough.
 
 use crate::common::{faulty, model, runner};
 use tallow_engine::block_pool::BlockId;
@@ -7,6 +8,8 @@ use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
 use tallow_engine::scheduler::{Batch, BatchPart, SeqId, Wanted};
 
 const VOCAB: usize = 96;
+/// Candidates of a row.
+const CANDIDATES: usize = VOCAB / 8;
 /// Most likely token on the faulty device.
 const LIKELY: u32 = 30;
 
@@ -73,17 +76,58 @@ fn greedy_steps_read_one_token_each() {
 fn few_likely_tokens_are_read_alone() {
     let (_, reads) = step(&[decodes(&[20], top_k(64)), decodes(&[21; 3], top_k(5))]);
     assert_eq!(reads, [[(2, 64), (2, 64)]]);
-    // k above the device's limit, and settings that need all logits: logprobs (softmax denominator), a penalty, a bias.
-    let penalty = Sampling { repetition_penalty: 1.1, ..top_k(5) };
-    let bias = Sampling { bias: vec![(3, 1.0)], ..top_k(5) };
-    for how in [top_k(65), top_k(0), Sampling { logprobs: Some(0), ..top_k(5) }, penalty, bias] {
-        assert_eq!(step(&[decodes(&[20], how)]).1, [[(1, VOCAB)]]);
+}
+
+/// Values and ids of the candidates of some rows, and the softmax mass outside of them.
+fn candidates(rows: usize) -> Shapes {
+    vec![(rows, CANDIDATES), (rows, CANDIDATES), (rows, 1)]
+}
+
+#[test]
+fn usual_sampling_reads_no_row() {
+    // All logits are equal. With this seed the third token is drawn from the first eighth of them.
+    let read = |how: Sampling| step(&[decodes(&[20, 21], how)]).1;
+    let edited = |count: usize| [candidates(1), vec![(count, 1)]].concat();
+    let base = Sampling::default;
+    for how in [base(), top_k(5), Sampling { top_p: 0.95, ..base() }, Sampling { min_p: 0.05, ..top_k(9) }] {
+        let few = how.top_k_needed().map(|k| vec![(1, k); 2]);
+        assert_eq!(read(how), [few.unwrap_or_else(|| candidates(1))]);
     }
+    assert_eq!(read(Sampling { logprobs: Some(0), ..Sampling::greedy() })[0], candidates(1));
+    assert_eq!(read(Sampling { repetition_penalty: 1.1, ..base() }), [edited(2)], "the prompt's tokens");
+    assert_eq!(read(Sampling { frequency_penalty: 0.1, ..top_k(5) }), [edited(2)]);
+    assert_eq!(read(Sampling { bias: vec![(3, 1.0), (99, 1.0), (3, 2.0)], ..base() }), [edited(1)]);
+}
+
+#[test]
+fn rows_are_read_where_candidates_do_not_do() {
+    let whole: Shapes = vec![(1, VOCAB)];
+    let base = Sampling::default;
+    // The second token is drawn from behind the candidates, and log-probabilities are not certain with so many others.
+    for (tokens, how) in [(&[20][..], base()), (&[20, 21][..], Sampling { logprobs: Some(0), ..base() })] {
+        let (outcomes, reads) = step(&[decodes(tokens, how.clone())]);
+        assert_eq!(reads.len(), 2);
+        assert_eq!(reads[1], whole);
+        let want = Sampler::new(how, tokens).sample(&mut [0.0; VOCAB], tokens.len()).unwrap();
+        assert_eq!(outcomes[0].as_ref().unwrap().next, [want]);
+    }
+    // Settings of which it is known before.
+    let typical = Sampling { typical_p: 0.9, ..base() };
+    let hot = Sampling { temperature: 1e6, ..base() };
+    let many = Sampling { logprobs: Some(CANDIDATES), ..base() };
+    for how in [top_k(65), typical, hot, many] {
+        assert_eq!(step(&[decodes(&[20], how)]).1, std::slice::from_ref(&whole));
+    }
+    // Most tokens have a penalty.
+    let prompt: Vec<u32> = (20..40).collect();
+    let penalty = Sampling { repetition_penalty: 1.1, ..base() };
+    let part = part(&prompt[..2], Wanted::Last);
+    assert_eq!(step(&[(part, penalty, prompt)]).1, [whole]);
 }
 
 #[test]
 fn a_mixed_step_reads_once() {
-    let whole = Sampling::default();
+    let whole = Sampling { typical_p: 0.9, ..Sampling::default() };
     let (outcomes, reads) = step(&[
         decodes(&[20], Sampling::greedy()),
         decodes(&[21], whole.clone()),
@@ -91,17 +135,22 @@ fn a_mixed_step_reads_once() {
         (part(&[23; 5], Wanted::None), whole.clone(), vec![23; 6]),
         decodes(&[24], top_k(3)),
         decodes(&[25], whole),
+        decodes(&[26; 2], Sampling::default()),
+        decodes(&[27; 2], Sampling { bias: vec![(3, 1.0), (5, 1.0)], ..Sampling::default() }),
     ]);
     let given: Vec<bool> = tokens(&outcomes).iter().map(Option::is_some).collect();
-    assert_eq!(given, [true, true, true, false, true, true]);
-    // All logits of rows 1 and 2 and of row 4, and the top 3 (values and ids) of rows 0 to 3.
-    assert_eq!(reads, [[(2, VOCAB), (1, VOCAB), (4, 3), (4, 3)]]);
+    assert_eq!(given, [true, true, true, false, true, true, true, true]);
+    // All logits of rows 1 and 2 and of row 4, the top 3 (ids and values) of rows 0 to 3, the candidates of rows 5 and 6,
+    // and the logits of two tokens.
+    let some = vec![(2, VOCAB), (1, VOCAB), (4, 3), (4, 3)];
+    assert_eq!(reads, [[some, candidates(2), vec![(2, 1)]].concat()]);
 }
 
 #[test]
 fn what_is_no_number_is_told_to_its_own_part() {
     let bad = [20, faulty::NOT_A_NUMBER, 21];
-    let ways = [Sampling::greedy(), top_k(7), Sampling::default()];
+    // With this seed the fourth token is a candidate.
+    let ways = [Sampling::greedy(), top_k(7), Sampling { seed: 5, ..Sampling::default() }];
     for ill in 0..ways.len() {
         let parts: Vec<_> = ways
             .iter()
@@ -146,14 +195,15 @@ fn scored_prompts_read_the_rows_that_are_scored() {
     assert_eq!((scores(&outcomes), tokens(&outcomes)), (prompt[1..].to_vec(), vec![Some(LIKELY)]));
     assert_eq!(reads, [[(7, VOCAB), (1, 1), (1, 1)]]);
     let (_, reads) = all(&prompt, true, Sampling::default());
-    assert_eq!(reads, [[(8, VOCAB)]]);
+    let rest: Shapes = vec![(1, VOCAB)];
+    assert_eq!(reads, [[vec![(7, VOCAB)], candidates(1)].concat(), rest.clone()]);
     // A preempted sequence that is recomputed, with a token of its answer.
     let again: Vec<u32> = (20..29).map(|t| if t == 28 { LIKELY } else { t }).collect();
     let blocks = vec![BlockId(0), BlockId(1), BlockId(2)];
     let again = BatchPart { blocks, ..part(&again, Wanted::All { last: true }) };
     let (outcomes, reads) = step(&[(again, Sampling::default(), prompt.clone())]);
     assert_eq!(scores(&outcomes), prompt[1..]);
-    assert_eq!(reads, [[(7, VOCAB), (1, VOCAB)]]);
+    assert_eq!(reads, [[vec![(7, VOCAB)], candidates(1)].concat(), rest]);
 }
 
 #[test]

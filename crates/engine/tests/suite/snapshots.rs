@@ -62,6 +62,20 @@ fn a_snapshot_is_made_for_those_that_wait() {
     assert_eq!(total, 44 + 2 * 12, "{all:?}");
 }
 
+/// Those that come while a step runs do not wait for a snapshot that it leaves behind.
+#[test]
+fn no_snapshot_is_planned_within_a_step_that_is_under_way() {
+    let mut s = recurrent(4, 512, 4);
+    let prompt = |last: u32| (0..32).chain((0..12).map(|i| last + i)).collect::<Vec<u32>>();
+    submit(&mut s, 0, prompt(100), 1);
+    let batch = s.next_batch().unwrap();
+    assert_eq!((batch.parts[0].start, batch.parts[0].tokens.len()), (0, 40));
+    s.advance(&batch);
+    submit(&mut s, 1, prompt(200), 1);
+    s.commit(&batch, &[vec![]]);
+    assert_eq!(prefill(&mut s), [(0, 40, 4), (1, 0, 32), (1, 32, 8), (1, 40, 4)]);
+}
+
 /// The next turn of a chat has the answer in its prompt; of the snapshots within an answer only the newest is there.
 #[test]
 fn the_next_turn_reuses_the_answer() {

@@ -6,23 +6,24 @@
 //! absorption).
 
 use tallow_checkpoint::tensor_names::Slot;
-use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, Linear, Normalize, Rope};
+use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, LinearHeads, Normalize, Rope};
 use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
 use crate::Result as LoadResult;
 use crate::spec::{Bias, MlaSpec};
-use crate::weights::{MlaHead, Weights};
+use crate::weights::{UpProjections, Weights};
 
 /// Multi-head latent attention.
 #[derive(Debug)]
 pub struct Mla<B: Backend> {
-    /// Query down-projection and the norm behind it.
-    q_down: Option<(LinearWeights<B>, Norm<B>)>,
-    q: LinearWeights<B>,
-    down: LinearWeights<B>,
+    /// Layers over the hidden state: the queries' (or their down-projection) and the down-projection of K and V.
+    down: [LinearWeights<B>; 2],
+    /// Norm and up-projection behind the queries' down-projection, if they have one.
+    q_up: Option<(Norm<B>, LinearWeights<B>)>,
+    /// Norm of the latent row.
     norm: Norm<B>,
-    per_head: Vec<MlaHead<B>>,
+    up: UpProjections<B>,
     o: LinearWeights<B>,
     heads: Heads,
     latent: MlaSpec,
@@ -35,17 +36,17 @@ impl<B: Backend> Mla<B> {
         let (dim, heads) = (w.spec().dim, latent.heads());
         let MlaSpec { kv_lora_rank, q_lora_rank, qk_nope_dim, qk_rope_dim, v_dim, eps, .. } = latent;
         let queries = heads.q * (qk_nope_dim + qk_rope_dim);
-        let (q_down, q) = match q_lora_rank {
-            None => (None, w.linear((Slot::AttnQ, i), queries, dim, Bias::No)?),
-            Some(narrow) => {
-                let down = w.linear((Slot::AttnQA, i), narrow, dim, latent.down_bias)?;
-                let norm = Norm { eps, ..w.norm((Slot::AttnQANorm, i), narrow)? };
-                (Some((down, norm)), w.linear((Slot::AttnQB, i), queries, narrow, Bias::No)?)
+        let (q, q_up) = match q_lora_rank {
+            None => (w.linear((Slot::AttnQ, i), queries, dim, Bias::No)?, None),
+            Some(rank) => {
+                let down = w.linear((Slot::AttnQA, i), rank, dim, latent.down_bias)?;
+                let norm = Norm { eps, ..w.norm((Slot::AttnQANorm, i), rank)? };
+                (down, Some((norm, w.linear((Slot::AttnQB, i), queries, rank, Bias::No)?)))
             }
         };
-        let down = w.linear((Slot::AttnKvAMqa, i), kv_lora_rank + qk_rope_dim, dim, latent.down_bias)?;
+        let kv = w.linear((Slot::AttnKvAMqa, i), kv_lora_rank + qk_rope_dim, dim, latent.down_bias)?;
         let norm = Norm { eps, ..w.norm((Slot::AttnKvANorm, i), kv_lora_rank)? };
-        let per_head = w.latent_heads(i, &latent)?;
+        let up = w.up_projections(i, &latent)?;
         let o = w.linear((Slot::AttnOut, i), dim, heads.q * v_dim, latent.out_bias)?;
         let spec = AttnSpec {
             scale: latent.scale,
@@ -56,7 +57,7 @@ impl<B: Backend> Mla<B> {
             bias: None,
             causal: true,
         };
-        Ok(Mla { q_down, q, down, norm, per_head, o, heads, latent, spec })
+        Ok(Mla { down: [q, kv], q_up, norm, up, o, heads, latent, spec })
     }
 
     /// `then(attention(norm(x)))`
@@ -68,9 +69,10 @@ impl<B: Backend> Mla<B> {
         then: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
-        let normed = norm.map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
-        let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
-        let (mut q, mut k) = (self.queries(cx, x)?, self.keys(cx, x)?); // [tokens, q * dim], [tokens, dim]
+        let both = cx.project_many(x, norm, &self.down)?; // [tokens, queries (or q_lora_rank) + kv_lora_rank + qk_rope_dim]
+        let (q, latent) = (0..self.down[0].weight.rows(), self.down[0].weight.rows()..both.cols());
+        let mut q = self.queries(cx, both.col_range(q))?; // [tokens, q * dim]
+        let mut k = self.keys(b, &both.col_range(latent))?; // [tokens, dim]
         if let Some(rope) = cx.ropes.get(self.latent.rope) {
             // The RoPE part comes first in each head.
             let apply =
@@ -79,60 +81,34 @@ impl<B: Backend> Mla<B> {
         }
         b.run(KvWrite { k: &k, v: &k, heads, kv, plan })?;
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
-        let values = self.values(b, &mixed)?; // [tokens, q * v_dim]
+        let (head_dim, inputs) = (heads.dim, self.latent.qk_rope_dim..heads.dim);
+        let values = b.run(LinearHeads { x: &mixed, head_dim, inputs, copied: 0..0, weights: &self.up.v })?; // [tokens, q * v_dim]
         cx.project(&values, &self.o, then)
     }
 
     /// Queries in the latent space: per head `[q_rope, k * q_nope]`, [tokens, q * (qk_rope_dim + kv_lora_rank)]
-    fn queries(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let b = cx.b;
+    fn queries(&self, cx: &Context<'_, B>, q: Tensor<B>) -> Result<Tensor<B>> {
         let MlaSpec { qk_nope_dim, qk_rope_dim, .. } = self.latent;
-        let q = match &self.q_down {
-            None => cx.project(x, &self.q, Epilogue::NONE)?,
-            Some((down, norm)) => {
-                let narrow = cx.project(x, down, Epilogue::NONE)?; // [tokens, q_lora_rank]
-                let by = std::slice::from_ref(&self.q);
-                cx.project_many(&narrow, Some(norm), by)?
-            }
+        let q = match &self.q_up {
+            None => q,
+            Some((norm, up)) => cx.project_many(&q, Some(norm), std::slice::from_ref(up))?,
         }; // [tokens, q * (qk_nope_dim + qk_rope_dim)]
-        let out = b.alloc(DType::F32, x.rows(), self.heads.q_cols())?;
-        for (i, head) in self.per_head.iter().enumerate() {
-            let (from, to) = (i * (qk_nope_dim + qk_rope_dim), i * self.heads.dim);
-            let turns = q.col_range(from + qk_nope_dim..from + qk_nope_dim + qk_rope_dim);
-            b.run(Copy { from: &turns, to: &out.col_range(to..to + qk_rope_dim) })?;
-            let rest = q.col_range(from..from + qk_nope_dim);
-            let rest = b.run(Linear { x: &rest, weights: &head.k, epilogue: Epilogue::NONE })?; // [tokens, rank]
-            b.run(Copy { from: &rest, to: &out.col_range(to + qk_rope_dim..to + self.heads.dim) })?;
-        }
-        Ok(out)
+        let head_dim = qk_nope_dim + qk_rope_dim;
+        let (inputs, copied) = (0..qk_nope_dim, qk_nope_dim..head_dim);
+        cx.b.run(LinearHeads { x: &q, head_dim, inputs, copied, weights: &self.up.k })
     }
 
-    /// The row for the KV cache: `[k_rope, norm(latent)]`, [tokens, qk_rope_dim + kv_lora_rank]
-    fn keys(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        let b = cx.b;
+    /// The row for the KV cache, from `[latent, k_rope]`: `[k_rope, norm(latent)]`, [tokens, qk_rope_dim + kv_lora_rank]
+    fn keys(&self, b: &B, both: &Tensor<B>) -> Result<Tensor<B>> {
         let MlaSpec { kv_lora_rank, qk_rope_dim, .. } = self.latent;
-        let both = cx.project(x, &self.down, Epilogue::NONE)?; // [tokens, kv_lora_rank + qk_rope_dim]
-        let row =
-            b.run(Normalize { x: &both.col_range(0..kv_lora_rank), norm: &self.norm, residual: None })?;
-        let out = b.alloc(DType::F32, x.rows(), qk_rope_dim + kv_lora_rank)?;
+        let latent = both.col_range(0..kv_lora_rank);
+        let latent = b.run(Normalize { x: &latent, norm: &self.norm, residual: None })?; // [tokens, kv_lora_rank]
+        let out = b.alloc(DType::F32, both.rows(), qk_rope_dim + kv_lora_rank)?;
         b.run(Copy {
             from: &both.col_range(kv_lora_rank..kv_lora_rank + qk_rope_dim),
             to: &out.col_range(0..qk_rope_dim),
         })?;
-        b.run(Copy { from: &row, to: &out.col_range(qk_rope_dim..qk_rope_dim + kv_lora_rank) })?;
-        Ok(out)
-    }
-
-    /// Each head's output through its V up-projection: [tokens, q * v_dim]
-    fn values(&self, b: &B, mixed: &Tensor<B>) -> Result<Tensor<B>> {
-        let MlaSpec { qk_rope_dim, v_dim, .. } = self.latent;
-        let out = b.alloc(DType::F32, mixed.rows(), self.per_head.len() * v_dim)?;
-        for (i, head) in self.per_head.iter().enumerate() {
-            let at = i * self.heads.dim;
-            let row = mixed.col_range(at + qk_rope_dim..at + self.heads.dim); // [tokens, rank]
-            let y = b.run(Linear { x: &row, weights: &head.v, epilogue: Epilogue::NONE })?; // [tokens, v_dim]
-            b.run(Copy { from: &y, to: &out.col_range(i * v_dim..(i + 1) * v_dim) })?;
-        }
+        b.run(Copy { from: &latent, to: &out.col_range(qk_rope_dim..qk_rope_dim + kv_lora_rank) })?;
         Ok(out)
     }
 }

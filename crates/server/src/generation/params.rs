@@ -39,6 +39,8 @@ pub(crate) struct Generation {
     stop_tokens: Vec<u32>,
     ignore_end: bool,
     salt: Option<String>,
+    /// Whether its pages are kept from the disk cache.
+    unsaved: bool,
     seed: Option<i64>,
     temperature: Option<f32>,
     top_k: Option<i64>,
@@ -61,6 +63,7 @@ impl Generation {
         foreign::take(fields)?;
         let stream = fields.flag("stream")?.unwrap_or(false);
         take_ignored(fields)?;
+        let cached = fields.flag("cache_prompt")?.unwrap_or(true);
         Ok(Generation {
             model: fields.text("model")?,
             n: fields.integer("n", 1..=MAX_CHOICES as i64)?.unwrap_or(1) as usize,
@@ -72,7 +75,8 @@ impl Generation {
             stops: stops(fields)?,
             stop_tokens: stop_tokens(fields)?,
             ignore_end: fields.flag("ignore_eos")?.unwrap_or(false),
-            salt: salt(fields)?,
+            salt: salt(fields, cached)?,
+            unsaved: !cached,
             seed: fields.integer("seed", i64::MIN..=i64::MAX)?,
             temperature: fields.number("temperature", 0.0..=10.0)?,
             top_k: fields.integer("top_k", -1..=MAX_TOKENS)?,
@@ -138,6 +142,7 @@ impl Generation {
             progress: self.progress,
             shown: self.reasoned.as_ref().map(|r| r.marks.clone()).unwrap_or_default(),
             salt: self.salt.clone(),
+            unsaved: self.unsaved,
             score_prompt,
             adapter,
             // The client is filled in by `run`.
@@ -247,10 +252,9 @@ fn stop_tokens(fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
     Ok(ids)
 }
 
-fn salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+fn salt(fields: &mut Fields, cached: bool) -> Result<Option<String>, ApiError> {
     let salt = fields.short_text("cache_salt", MAX_SALT)?;
     // A unique salt never hits the prefix cache.
-    let cached = fields.flag("cache_prompt")?.unwrap_or(true);
     let salt = if cached || salt.as_deref() == Some("") { salt } else { Some(crate::request_id::unique()) };
     match salt.as_deref() {
         // An empty salt looks like isolation but would give none.

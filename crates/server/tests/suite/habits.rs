@@ -116,8 +116,11 @@ fn fields_of_other_servers_that_have_no_meaning_say_what_to_do() {
 fn who_wants_no_cache_shares_with_nobody() {
     let (server, requests) = recorded(Settings::default());
     let salt = |more: Value| {
+        let is_cached = more["cache_prompt"] != json!(false);
         taken(&server, CHAT, &chat(more));
-        requests.recv().unwrap().salt
+        let request = requests.recv().unwrap();
+        assert_eq!(request.unsaved, !is_cached);
+        request.salt
     };
     let one = salt(json!({"cache_prompt": false})).unwrap();
     assert_ne!(salt(json!({"cache_prompt": false})).unwrap(), one);

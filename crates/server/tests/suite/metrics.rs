@@ -131,9 +131,13 @@ fn metrics_have_the_names_that_routers_and_dashboards_read() {
     is("request_max_num_generation_tokens_sum", "", 12.0);
     is("request_max_num_generation_tokens_count", "", 3.0);
     assert!(of(&samples, "iteration_tokens_total_count", "") >= 4.0);
-    for name in
-        ["failed_steps_total", "page_faults_total", "num_preemptions_total", "log_lines_dropped_total"]
-    {
+    for name in [
+        "failed_steps_total",
+        "wasted_tokens_total",
+        "page_faults_total",
+        "num_preemptions_total",
+        "log_lines_dropped_total",
+    ] {
         is(name, "", 0.0);
     }
     is("build_info", &format!(",version=\"{}\",commit=\"\"", env!("CARGO_PKG_VERSION")), 1.0);
@@ -231,4 +235,27 @@ fn the_small_page_of_an_idle_server_is_whole() {
     assert_eq!(of(&samples, "iteration_tokens_total_count", ""), 0.0);
     let none = ",max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"";
     assert!(of(&samples, "lora_requests_info", none) > 1.7e9);
+}
+
+/// Those of a disk cache are there if there is one.
+#[test]
+fn a_disk_cache_is_counted() {
+    let engine = sim::start(info(), script(&hello()));
+    let disk = engine.stats().disk.clone();
+    let server = ServerBuilder::new(engine).start();
+    assert!(!page(&server).keys().any(|name| name.contains("disk_cache") || name.contains("external")));
+    disk.is_on.store(true, Ordering::Relaxed);
+    let counts =
+        [&disk.queries, &disk.hits, &disk.saved_bytes, &disk.loaded_bytes, &disk.refused_bytes, &disk.bytes];
+    (1..).zip(counts).for_each(|(n, count)| count.store(n, Ordering::Relaxed));
+    let samples = page(&server);
+    let names = [
+        "external_prefix_cache_queries_total",
+        "external_prefix_cache_hits_total",
+        "disk_cache_saved_bytes_total",
+        "disk_cache_loaded_bytes_total",
+        "disk_cache_refused_bytes_total",
+        "disk_cache_bytes",
+    ];
+    (1..).zip(names).for_each(|(n, name)| assert_eq!(of(&samples, name, ""), f64::from(n), "{name}"));
 }

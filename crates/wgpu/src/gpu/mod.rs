@@ -1,7 +1,7 @@
 //! [`Gpu`]: everything this crate needs of wgpu.
 //!
-//! Work is recorded and submitted at once, when something is read, waited for, or written while recorded work may still
-//! read the old contents. A step is one submission.
+//! Work is recorded and submitted at once, when a step begins, when something is waited for, or written while recorded
+//! work may still read the old contents. A step is one submission.
 
 mod fault;
 mod find;
@@ -58,6 +58,10 @@ pub(crate) struct Gpu {
     staging: RefCell<Option<wgpu::Buffer>>,
     counts: Cell<Counts>,
 }
+
+/// Ranges of blocks on their way to the host: the buffer that receives them, and their bytes; `None` if there are none.
+#[derive(Debug)]
+pub(crate) struct Transfer(Option<(wgpu::Buffer, u64)>);
 
 /// Bytes of parameters per submission.
 const PARAMS: u64 = 1 << 20;
@@ -181,33 +185,44 @@ impl Gpu {
     /// Reads ranges of several blocks, given as (block, start, length), at once. Starts and lengths are multiples of
     /// four.
     pub(crate) fn read(&self, wanted: &[(&Block, u64, u64)]) -> Result<Vec<u8>> {
-        let total: u64 = wanted.iter().map(|(_, _, len)| len).sum();
-        if total == 0 {
-            return Ok(Vec::new());
+        self.receive(self.fetch(wanted)?)
+    }
+
+    /// Records the copying of such ranges to the host.
+    pub(crate) fn fetch(&self, wanted: &[(&Block, u64, u64)]) -> Result<Transfer> {
+        let bytes = wanted.iter().map(|(_, _, len)| len).sum();
+        if bytes == 0 {
+            return Ok(Transfer(None));
         }
-        let staging = self.staging(total)?;
+        let staging = self.staging(bytes)?;
         let mut at = 0;
         for (block, start, len) in wanted.iter().filter(|(_, _, len)| *len > 0) {
             let (from, to) = (block.buffer().clone(), staging.clone());
             self.recorded.borrow_mut().push(Recorded::Fetch { from, start: *start, to, at, len: *len });
             at += len;
         }
+        Ok(Transfer(Some((staging, bytes))))
+    }
+
+    /// Waits for a transfer, and returns its ranges, one after the other.
+    pub(crate) fn receive(&self, transfer: Transfer) -> Result<Vec<u8>> {
+        let Some((staging, bytes)) = transfer.0 else { return Ok(Vec::new()) };
         self.submit()?;
         self.count(|c| c.reads += 1);
         let (tell, told) = std::sync::mpsc::channel();
-        staging.map_async(wgpu::MapMode::Read, 0..total, move |mapped| drop(tell.send(mapped)));
+        staging.map_async(wgpu::MapMode::Read, 0..bytes, move |mapped| drop(tell.send(mapped)));
         self.wait()?;
         let failed = |why: String| Error::Device { device: self.about.name.clone(), why };
         match told.try_recv() {
             Ok(Ok(())) => {}
             _ => return Err(failed("its results could not be fetched".into())),
         }
-        let bytes = staging.get_mapped_range(0..total).map_err(|e| failed(e.to_string()))?.to_vec();
+        let received = staging.get_mapped_range(0..bytes).map_err(|e| failed(e.to_string()))?.to_vec();
         staging.unmap();
         // Kept only on success: a buffer that a failure left mapped cannot be used again.
         *self.staging.borrow_mut() = Some(staging);
         self.faults.check()?;
-        Ok(bytes)
+        Ok(received)
     }
 
     /// A host-readable buffer: the cached one if it is large enough.

@@ -1,7 +1,11 @@
-//! A backend that computes nothing and fails at certain tokens.
+//! A backend that computes next to nothing and fails at certain tokens. It computes when something is launched, or, like a
+//! device of its own, later.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 
 use tallow_core::ops::*;
@@ -15,12 +19,26 @@ pub(crate) const FAILS: u32 = 14;
 pub(crate) const NOT_A_NUMBER: u32 = 15;
 /// The device is lost for good at this token.
 pub(crate) const LOST: u32 = 16;
+/// The same two, when a step with this token is waited for.
+pub(crate) const FAILS_LATE: u32 = 17;
+pub(crate) const LOST_LATE: u32 = 18;
 
 /// Stores what is written to it and returns zeros for everything else.
 #[derive(Debug, Default)]
 pub(crate) struct Faulty {
     trace: Trace,
     lost: Cell<bool>,
+    /// Whether the next wait fails.
+    fails: Cell<bool>,
+    /// Whether it computes only what is waited for, and then.
+    late: bool,
+    launched: Launched,
+    /// Whether the logits after a token depend on it. Otherwise they are all equal.
+    chained: bool,
+    /// If there are permits, a step takes one before it is launched.
+    permits: Option<Receiver<()>>,
+    /// Number of steps that were launched.
+    launches: Arc<AtomicUsize>,
     /// Per read: rows and columns of each tensor that was read.
     pub(crate) reads: RefCell<Vec<Vec<(usize, usize)>>>,
     /// Number of tokens of each step.
@@ -31,21 +49,64 @@ pub(crate) struct Faulty {
 
 type Bytes = Rc<RefCell<Vec<u8>>>;
 
+/// What was launched and not computed yet.
+#[derive(Default)]
+struct Launched(RefCell<Vec<Box<dyn FnOnce()>>>);
+
+impl fmt::Debug for Launched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} launched", self.0.borrow().len())
+    }
+}
+
 impl Faulty {
+    /// Computes something, now or when it is waited for.
+    fn launch(&self, work: impl FnOnce() + 'static) {
+        if self.late { self.launched.0.borrow_mut().push(Box::new(work)) } else { work() }
+    }
+
+    fn lose(&self) -> Error {
+        self.lost.set(true);
+        Error::Lost { device: "faulty".into(), why: "it fell off the bus".into() }
+    }
+
     pub(crate) fn held(held: Arc<Mutex<()>>) -> Faulty {
         Faulty { held, ..Faulty::default() }
+    }
+
+    /// The same, computing what is launched later or at once.
+    pub(crate) fn late(self, late: bool) -> Faulty {
+        Faulty { late, ..self }
+    }
+
+    /// The same with logits that depend on the last token, whichever it is, and without faults.
+    pub(crate) fn chained(self) -> Faulty {
+        Faulty { chained: true, ..self }
+    }
+
+    /// The same, taking a permit before it launches a step, and counting the launches.
+    pub(crate) fn permitted(self, permits: Receiver<()>, launches: Arc<AtomicUsize>) -> Faulty {
+        Faulty { permits: Some(permits), launches, ..self }
     }
 
     fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Faulty>> {
         self.alloc(DType::F32, rows, cols)
     }
+}
 
-    fn fill(&self, rows: usize, cols: usize, value: impl Fn(usize) -> f32) -> Result<Tensor<Faulty>> {
-        let t = self.like(rows, cols)?;
-        let values: Vec<f32> = (0..rows).flat_map(|r| vec![value(r); cols]).collect();
-        self.write(&t, &bytes_of(&values, f32::to_le_bytes))?;
-        Ok(t)
-    }
+fn out_of_order() -> Error {
+    Error::Device { device: "faulty".into(), why: "it is out of order".into() }
+}
+
+/// Sets all elements of a tensor.
+fn set<T: Clone, const N: usize>(t: &Tensor<Faulty>, x: &[T], bytes: fn(T) -> [u8; N]) {
+    *t.buf().borrow_mut() = bytes_of(x, bytes);
+}
+
+/// A logit of a token after another one: any number, and the same again.
+fn logit(after: f32, token: usize) -> f32 {
+    let x = (after as u64 * 1009 + token as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    ((x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 48) as f32 / 16384.0
 }
 
 fn bytes_of<T: Clone, const N: usize>(x: &[T], bytes: fn(T) -> [u8; N]) -> Vec<u8> {
@@ -69,6 +130,7 @@ fn f32s(t: &Tensor<Faulty>) -> Vec<f32> {
 
 impl Memory for Faulty {
     type Buf = Bytes;
+    type Pending = Vec<Tensor<Faulty>>;
 
     fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Self>> {
         let bytes = Rc::new(RefCell::new(vec![0; rows * cols * dtype.size()]));
@@ -82,13 +144,22 @@ impl Memory for Faulty {
         Ok(())
     }
 
-    fn read(&self, wanted: &mut [Reading<'_, Self>]) -> Result<()> {
-        for reading in &mut *wanted {
-            reading.check()?;
+    fn fetch(&self, from: &[&Tensor<Self>]) -> Result<Vec<Tensor<Faulty>>> {
+        self.reads.borrow_mut().push(from.iter().map(|t| (t.rows(), t.cols())).collect());
+        Ok(from.iter().copied().cloned().collect())
+    }
+
+    fn wait(&self, pending: Vec<Tensor<Faulty>>, to: &mut [&mut [u8]]) -> Result<()> {
+        self.launched.0.take().into_iter().for_each(|work| work());
+        if self.lost.get() {
+            return Err(self.lose());
+        }
+        if self.fails.take() {
+            return Err(out_of_order());
+        }
+        for reading in Reading::pairs(&pending, to)? {
             reading.to.copy_from_slice(&elements(reading.from));
         }
-        let shapes = wanted.iter().map(|reading| (reading.from.rows(), reading.from.cols()));
-        self.reads.borrow_mut().push(shapes.collect());
         Ok(())
     }
 }
@@ -104,32 +175,79 @@ impl Backend for Faulty {
 
     tallow_core::null_ops!();
 
+    fn begin(&self) -> Result<bool> {
+        Ok(self.late)
+    }
+
     fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>> {
+        if let Some(permits) = &self.permits {
+            permits.recv().unwrap();
+        }
         drop(self.held.lock().unwrap());
+        self.launches.fetch_add(1, Ordering::Relaxed);
         let ids = u32s(op.ids);
         self.steps.borrow_mut().push(ids.len());
-        assert!(!ids.contains(&PANICS), "a bug in a kernel");
-        if ids.contains(&FAILS) && !self.lost.get() {
-            return Err(Error::Device { device: "faulty".into(), why: "it is out of order".into() });
+        let has = |token: u32| !self.chained && ids.contains(&token);
+        assert!(!has(PANICS), "a bug in a kernel");
+        if has(FAILS) && !self.lost.get() {
+            return Err(out_of_order());
         }
-        if self.lost.get() || ids.contains(&LOST) {
-            self.lost.set(true);
-            return Err(Error::Lost { device: "faulty".into(), why: "it fell off the bus".into() });
+        if self.lost.get() || has(LOST) {
+            return Err(self.lose());
         }
+        self.fails.set(has(FAILS_LATE));
+        self.lost.set(has(LOST_LATE));
         // A NaN token poisons the row after it in its sequence.
-        let after = |r: usize| r > 0 && ids[r - 1] == NOT_A_NUMBER;
-        self.fill(ids.len(), op.table.cols(), |r| if after(r) { f32::NAN } else { 0.0 })
+        let after = |r: usize| !self.chained && r > 0 && ids[r - 1] == NOT_A_NUMBER;
+        let own = |r: usize| if self.chained { ids[r] as f32 } else { 0.0 };
+        let value = |r: usize| if after(r) { f32::NAN } else { own(r) };
+        let cols = op.table.cols();
+        let values: Vec<f32> = (0..ids.len()).flat_map(|r| vec![value(r); cols]).collect();
+        let x = self.like(ids.len(), cols)?;
+        let out = x.clone();
+        self.launch(move || set(&out, &values, f32::to_le_bytes));
+        Ok(x)
     }
 
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {
-        let (rows, cols, k) = (op.x.rows(), op.x.cols(), op.k);
+        let (rows, cols, k, chained) = (op.x.rows(), op.x.cols(), op.k, self.chained);
         let (values, ids) = (self.like(rows, k)?, self.alloc(DType::U32, rows, k)?);
-        let kept: Vec<f32> = f32s(op.x).chunks(cols).flat_map(|row| row[..k].to_vec()).collect();
-        self.write(&values, &bytes_of(&kept, f32::to_le_bytes))?;
-        // All logits of a row are equal. Token 0 is not in the vocabulary; 30 is.
-        let kept: Vec<u32> = (0..rows * k).map(|i| ((30 + i % k) % cols) as u32).collect();
-        self.write(&ids, &bytes_of(&kept, u32::to_le_bytes))?;
+        let (x, out) = (op.x.clone(), (values.clone(), ids.clone()));
+        self.launch(move || {
+            let (mut values, mut ids) = (Vec::new(), Vec::new());
+            for row in f32s(&x).chunks(cols) {
+                // If all logits of a row are equal: token 0 is not in the vocabulary; 30 is.
+                let mut order: Vec<usize> = (0..k).map(|i| (30 + i % k) % cols).collect();
+                if chained {
+                    order = (0..cols).collect();
+                    order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+                }
+                values.extend(order[..k].iter().map(|i| row[*i]));
+                ids.extend(order[..k].iter().map(|i| *i as u32));
+            }
+            set(&out.0, &values, f32::to_le_bytes);
+            set(&out.1, &ids, u32::to_le_bytes);
+        });
         Ok(TopKOut { values, ids })
+    }
+
+    fn tail_sum(&self, op: &TailSum<'_, Self>) -> Result<Tensor<Self>> {
+        let sums = self.like(op.x.rows(), op.temperatures.cols())?;
+        let (x, top, temperatures) = (op.x.clone(), op.top.ids.clone(), op.temperatures.clone());
+        let out = sums.clone();
+        self.launch(move || {
+            let (k, each) = (top.cols(), temperatures.cols());
+            let (rows, top, temperatures) = (f32s(&x), u32s(&top), f32s(&temperatures));
+            let rows = rows.chunks(x.cols()).zip(top.chunks(k)).zip(temperatures.chunks(each));
+            let sums = rows.flat_map(|((row, top), temperatures)| {
+                let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let others = (0..).zip(row).filter(|(token, _)| !top.contains(token));
+                let sum = move |t: &f32| others.clone().map(|(_, x)| ((x - max) / t).exp()).sum::<f32>();
+                temperatures.iter().map(sum)
+            });
+            set(&out, &sums.collect::<Vec<f32>>(), f32::to_le_bytes);
+        });
+        Ok(sums)
     }
 
     /// Identity, so that a NaN row reaches the logits unchanged.
@@ -144,7 +262,17 @@ impl Backend for Faulty {
     }
 
     fn head(&self, op: &Head<'_, Self>) -> Result<Tensor<Self>> {
-        let (x, rows) = (f32s(op.x), u32s(op.rows));
-        self.fill(rows.len(), op.weights.weight.rows(), |r| x[rows[r] as usize * op.x.cols()])
+        let (rows, vocab, chained) = (op.rows.cols(), op.weights.weight.rows(), self.chained);
+        let logits = self.like(rows, vocab)?;
+        let (x, rows, out) = (op.x.clone(), op.rows.clone(), logits.clone());
+        self.launch(move || {
+            let (values, cols) = (f32s(&x), x.cols());
+            let values: Vec<f32> = u32s(&rows).iter().map(|row| values[*row as usize * cols]).collect();
+            let logit = |x: f32, token: usize| if chained && x.is_finite() { logit(x, token) } else { x };
+            let logits: Vec<f32> =
+                values.iter().flat_map(|x| (0..vocab).map(move |token| logit(*x, token))).collect();
+            set(&out, &logits, f32::to_le_bytes);
+        });
+        Ok(logits)
     }
 }

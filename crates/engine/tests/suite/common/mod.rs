@@ -170,6 +170,13 @@ pub(crate) fn runner(model: &Model) -> Runner<Faulty> {
     runner_on(Faulty::default(), model)
 }
 
+/// Engine on a device that the engine's thread makes.
+pub(crate) fn start_on(make: impl FnOnce() -> Faulty + Send + 'static) -> RunningEngine {
+    let model = model();
+    let info = info(&model, 64);
+    spawn(|| Ok(info), move || Ok::<_, Wrong>((runner_on(make(), &model), limits()))).unwrap()
+}
+
 fn runner_on(b: Faulty, model: &Model) -> Runner<Faulty> {
     let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
     Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64, state_rows: 0 }).unwrap()

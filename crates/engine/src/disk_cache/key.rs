@@ -1,0 +1,141 @@
+//! [`PageKey`]: a page's name on disk, which follows from all that its content depends on.
+
+use sha2::{Digest, Sha256};
+
+/// Random bytes of a folder. Keys and checksums begin with them, so that the files show nothing of the salts, and files of
+/// another folder are worth nothing here.
+pub(super) type Secret = [u8; 32];
+
+/// SHA-256 of all that pages depend on beside their tokens: the model, the device, the program.
+pub(super) type Fingerprint = [u8; 32];
+
+/// Digest of a page's tokens and of all before them, down to the salt of the sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct PageKey(pub(super) [u8; 32]);
+
+/// A page as the files name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PageName {
+    /// Its key.
+    pub(super) key: PageKey,
+    /// Key of the page before it, or of the start of the sequence.
+    pub(super) after: PageKey,
+    /// Its tokens.
+    pub(super) tokens: Box<[u32]>,
+}
+
+/// Hash functions of a folder and a model.
+#[derive(Clone)]
+pub(super) struct Keys {
+    start: Sha256,
+    fingerprint: Fingerprint,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The secret stays one.
+        f.debug_struct("Keys").field("fingerprint", &hex(&self.fingerprint)).finish_non_exhaustive()
+    }
+}
+
+/// What is hashed, so that a digest of one kind is never taken for one of another.
+#[derive(Clone, Copy)]
+enum Of {
+    Start,
+    Salted,
+    Page,
+    SegmentHead,
+    RecordHead,
+    Content,
+}
+
+impl Keys {
+    pub(super) fn new(secret: Secret, fingerprint: Fingerprint) -> Keys {
+        Keys { start: Sha256::new().chain_update(secret).chain_update(fingerprint), fingerprint }
+    }
+
+    pub(super) fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    fn hash(&self, of: Of, parts: &[&[u8]]) -> [u8; 32] {
+        let start = self.start.clone().chain_update([of as u8]);
+        parts.iter().fold(start, |hash, part| hash.chain_update(part)).finalize().into()
+    }
+
+    /// What the first page of sequences with this salt follows.
+    pub(super) fn start(&self, salt: Option<&str>) -> PageKey {
+        PageKey(match salt {
+            None => self.hash(Of::Start, &[]),
+            Some(salt) => self.hash(Of::Salted, &[salt.as_bytes()]),
+        })
+    }
+
+    /// Key of a page.
+    pub(super) fn page(&self, after: &PageKey, tokens: &[u32]) -> PageKey {
+        PageKey(self.hash(Of::Page, &[&after.0, &token_bytes(tokens)]))
+    }
+
+    /// Checksum of the beginning of a segment.
+    pub(super) fn segment_head(&self, bytes: &[u8]) -> [u8; 32] {
+        self.hash(Of::SegmentHead, &[bytes])
+    }
+
+    /// Checksum of the beginning of a record, which names the page.
+    pub(super) fn record_head(&self, bytes: &[u8]) -> [u8; 32] {
+        self.hash(Of::RecordHead, &[bytes])
+    }
+
+    /// Checksum of a page's content, and of the page that it is the content of.
+    pub(super) fn content(&self, head: &[u8], bytes: &[u8]) -> [u8; 32] {
+        self.hash(Of::Content, &[head, bytes])
+    }
+}
+
+/// Fingerprint of these parts, each with its length, so that none can pass for a part of another.
+pub(super) fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Fingerprint {
+    let add =
+        |hash: Sha256, part: &[u8]| hash.chain_update((part.len() as u64).to_le_bytes()).chain_update(part);
+    parts.into_iter().fold(Sha256::new(), add).finalize().into()
+}
+
+/// Tokens as they are written.
+pub(super) fn token_bytes(tokens: &[u32]) -> Vec<u8> {
+    tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
+}
+
+/// Hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_depends_on_all_before_it() {
+        let keys = |secret: u8, model: u8| Keys::new([secret; 32], fingerprint([&[model][..]]));
+        let key = |keys: &Keys, salt: Option<&str>, pages: &[&[u32]]| {
+            pages.iter().fold(keys.start(salt), |after, page| keys.page(&after, page))
+        };
+        let all = [
+            key(&keys(1, 1), None, &[&[1, 2], &[3, 4]]),
+            key(&keys(2, 1), None, &[&[1, 2], &[3, 4]]),
+            key(&keys(1, 2), None, &[&[1, 2], &[3, 4]]),
+            key(&keys(1, 1), Some(""), &[&[1, 2], &[3, 4]]),
+            key(&keys(1, 1), Some("key 1"), &[&[1, 2], &[3, 4]]),
+            key(&keys(1, 1), None, &[&[1, 5], &[3, 4]]),
+            key(&keys(1, 1), None, &[&[1, 2], &[3, 5]]),
+            key(&keys(1, 1), None, &[&[1, 2]]),
+            key(&keys(1, 1), None, &[&[3, 4]]),
+        ];
+        for (i, one) in all.iter().enumerate() {
+            assert!(all[..i].iter().all(|other| other != one), "{i}");
+        }
+        assert_eq!(all[0], key(&keys(1, 1), None, &[&[1, 2], &[3, 4]]));
+        assert_ne!(fingerprint([&b"ab"[..], b"c"]), fingerprint([&b"a"[..], b"bc"]));
+        // The secret is not shown.
+        assert_eq!(format!("{:?}", keys(7, 1)), format!("{:?}", keys(8, 1)));
+    }
+}

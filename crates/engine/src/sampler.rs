@@ -83,13 +83,13 @@ impl Sampling {
         (1..=MAX_TOP_K).contains(&most).then_some(most)
     }
 
-    /// Whether `most` candidates can be enough. The mass of the others is known for usual temperatures only, and typical
-    /// sampling must know each of them.
+    /// Whether `most` candidates can be enough, and are faster than the row. The mass of the others is known for usual
+    /// temperatures only, typical sampling must know each of them, and the largest of a row is found faster than they are.
     fn draws_from(&self, most: usize) -> bool {
         let cut = (1..=most).contains(&self.top_k);
         let drawn = cut || self.top_k == 0 && self.typical_p >= 1.0;
         let usual = (0.001..=1000.0).contains(&self.temperature);
-        (self.temperature <= 0.0 || usual && drawn) && self.logprobs.unwrap_or(0) < most
+        usual && drawn && self.logprobs.unwrap_or(0) < most
     }
 
     /// A logit after the penalties of a token that was generated `count` times, or is only in the prompt.

@@ -277,8 +277,9 @@ fn answers_of_a_model_are_those_of_one_step_after_another_on_a_gpu() {
     if needed("Vulkan or Metal device", devices().first()).is_none() {
         return;
     }
-    let asked = requests(500, 2);
-    for cost in [None, Some(0.0)] {
+    // Without drafts fewer: the GPU may be a software implementation.
+    for (count, cost) in [(500, Some(0.0)), (100, None)] {
+        let asked = requests(count, 2);
         compare(|| Wgpu::open(&devices()[0]).unwrap(), &asked, 2, cost);
     }
 }

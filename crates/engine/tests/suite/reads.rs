@@ -93,7 +93,9 @@ fn usual_sampling_reads_no_row() {
         let few = how.top_k_needed().map(|k| vec![(1, k); 2]);
         assert_eq!(read(how), [few.unwrap_or_else(|| candidates(1))]);
     }
-    assert_eq!(read(Sampling { logprobs: Some(0), ..Sampling::greedy() })[0], candidates(1));
+    // The mass at temperature 1 as well.
+    let scored = read(Sampling { logprobs: Some(0), ..base() });
+    assert_eq!(scored[0], [vec![(1, CANDIDATES); 2], vec![(1, 2)]].concat());
     assert_eq!(read(Sampling { repetition_penalty: 1.1, ..base() }), [edited(2)], "the prompt's tokens");
     assert_eq!(read(Sampling { frequency_penalty: 0.1, ..top_k(5) }), [edited(2)]);
     assert_eq!(read(Sampling { bias: vec![(3, 1.0), (99, 1.0), (3, 2.0)], ..base() }), [edited(1)]);
@@ -115,7 +117,8 @@ fn rows_are_read_where_candidates_do_not_do() {
     let typical = Sampling { typical_p: 0.9, ..base() };
     let hot = Sampling { temperature: 1e6, ..base() };
     let many = Sampling { logprobs: Some(CANDIDATES), ..base() };
-    for how in [top_k(65), typical, hot, many] {
+    let best = Sampling { repetition_penalty: 1.1, ..Sampling::greedy() };
+    for how in [top_k(65), typical, hot, many, best] {
         assert_eq!(step(&[decodes(&[20], how)]).1, std::slice::from_ref(&whole));
     }
     // Most tokens have a penalty.

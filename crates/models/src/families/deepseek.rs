@@ -131,8 +131,9 @@ fn mla(c: &Config<'_>, q_heads: usize, sizes: &Sizes) -> Result<MlaSpec> {
         true => count(GGUF_QK_DIM, 0)?.checked_sub(qk_rope_dim).filter(|n| *n > 0),
         false => Some(count(QK_NOPE_DIM, sizes.qk_nope_dim)?),
     };
-    let qk_nope_dim = plain
-        .ok_or_else(|| c.bad(GGUF_QK_DIM, format_args!("leaves nothing beside {qk_rope_dim} that are rotated")))?;
+    let qk_nope_dim = plain.ok_or_else(|| {
+        c.bad(GGUF_QK_DIM, format_args!("leaves nothing beside {qk_rope_dim} that are rotated"))
+    })?;
     if !qk_rope_dim.is_multiple_of(2) || qk_rope_dim + kv_lora_rank > 1024 {
         let why = format_args!(
             "is {qk_rope_dim} beside {kv_lora_rank}; an even number is supported, both up to 1024"

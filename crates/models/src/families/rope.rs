@@ -188,7 +188,10 @@ fn spec(c: &Config<'_>, r: &Config<'_>, head: usize, defaults: &Defaults) -> Res
     let dim = c.find_count(DIM)?.unwrap_or((head as f64 * part.clamp(0.0, 1.0)) as usize);
     if dim == 0 || dim > head || (c.is_gguf() && !dim.is_multiple_of(2)) {
         let key = if c.is_gguf() { DIM } else { key };
-        return Err(c.bad(key, format_args!("rotates {dim} elements of a head; an even number up to {head} is expected")));
+        return Err(c.bad(
+            key,
+            format_args!("rotates {dim} elements of a head; an even number up to {head} is expected"),
+        ));
     }
     let read = Reader { c, r, dim, defaults };
     Ok(RopeSpec { theta, dim, pairs: RopePairs::Halves, scaling: read.scaling()? })

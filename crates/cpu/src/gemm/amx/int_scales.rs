@@ -175,7 +175,7 @@ struct Scale {
 
 /// Multiplies a tile, scales another, or both. `MINS` is the number of pairs of runs with minimums.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn turn<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scale>) {
+unsafe fn multiply_and_scale<const MINS: usize>(multiply: Option<Multiply>, scale: Option<Scale>) {
     /// Assembly with the operands and clobbers that the text expects.
     macro_rules! go {
         ($text:expr, $($operand:tt)*) => {
@@ -268,7 +268,7 @@ unsafe fn all<const MINS: usize>(t: &mut GemmTask<'_>) {
                 there: ring.add(tile % 2),
             });
             let Some(before) = tile.checked_sub(1) else {
-                turn::<MINS>(multiply, None);
+                multiply_and_scale::<MINS>(multiply, None);
                 continue;
             };
             let live = (t.sums.len() - before * TILE).min(TILE);
@@ -286,7 +286,7 @@ unsafe fn all<const MINS: usize>(t: &mut GemmTask<'_>) {
                 sums: to,
                 here: ring.add(before % 2),
             };
-            turn::<MINS>(multiply, Some(scale));
+            multiply_and_scale::<MINS>(multiply, Some(scale));
             if live < TILE {
                 sums.copy_from_slice(&spare[..live]);
             }

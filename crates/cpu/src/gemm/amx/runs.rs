@@ -86,7 +86,7 @@ macro_rules! each_row {
 
 /// Assembly that stores the sums of tile `$sums` at `$out` and starts the product that uses it next: run `$run` of
 /// those at `$x` and `$w`.
-macro_rules! turn {
+macro_rules! store_and_start {
     ($sums:literal, $input:literal, $weights:literal, $out:literal, $x:literal, $w:literal, $run:literal) => {
         concat!(
             "tilestored [{",
@@ -165,9 +165,9 @@ unsafe fn begin(first: Begin, next: Begin, here: *mut IntSums) {
         asm!(
             concat!(
                 // The first four stores write garbage, which is overwritten.
-                turn!(0, 4, 6, "here", "x", "w", 0), turn!(1, 5, 7, "here", "x", "w", 1),
-                turn!(2, 4, 6, "here", "x", "w", 2), turn!(3, 5, 7, "here", "x", "w", 3),
-                turn!(0, 4, 6, "here", "y", "v", 0), turn!(1, 5, 7, "here", "y", "v", 1),
+                store_and_start!(0, 4, 6, "here", "x", "w", 0), store_and_start!(1, 5, 7, "here", "x", "w", 1),
+                store_and_start!(2, 4, 6, "here", "x", "w", 2), store_and_start!(3, 5, 7, "here", "x", "w", 3),
+                store_and_start!(0, 4, 6, "here", "y", "v", 0), store_and_start!(1, 5, 7, "here", "y", "v", 1),
             ),
             x = in(reg) first.0, w = in(reg) first.1, y = in(reg) next.0, v = in(reg) next.1,
             here = in(reg) here, line = in(reg) LINE, width = in(reg) CHUNK,
@@ -269,10 +269,10 @@ impl Scale {
             ($mins:tt) => {
                 asm!(
                     concat!(
-                        turn!(2, 4, 6, "here", "x", "w", 2), scale!($mins, 0),
-                        turn!(3, 5, 7, "here", "x", "w", 3), scale!($mins, 1),
-                        turn!(0, 4, 6, "there", "y", "v", 0), scale!($mins, 2),
-                        turn!(1, 5, 7, "there", "y", "v", 1), scale!($mins, 3),
+                        store_and_start!(2, 4, 6, "here", "x", "w", 2), scale!($mins, 0),
+                        store_and_start!(3, 5, 7, "here", "x", "w", 3), scale!($mins, 1),
+                        store_and_start!(0, 4, 6, "there", "y", "v", 0), scale!($mins, 2),
+                        store_and_start!(1, 5, 7, "there", "y", "v", 1), scale!($mins, 3),
                         // These operands are used only with minimums.
                         "/* {mins} {row_sums} */",
                     ),

@@ -41,7 +41,7 @@ struct Engine<B: Backend> {
     scheduler: Scheduler,
     /// The step that the device computes, if the host goes on meanwhile.
     in_flight: Option<InFlight<Engine<B>>>,
-    /// What requests have not been told yet of the steps before that.
+    /// Events of earlier steps that have not been sent yet.
     untold: Vec<Told>,
     /// Whether the device computed the last step while the host went on. If it does, the next step does not wait for what
     /// is told of this one; otherwise what is told does not wait for the next step.
@@ -55,7 +55,7 @@ struct Engine<B: Backend> {
     shared: SharedOf<Engine<B>>,
 }
 
-/// What a request is told of a step.
+/// Events of a step for one request, not sent yet.
 struct Told {
     id: SeqId,
     /// Position of the step's first token, and the position after its last one.

@@ -106,10 +106,10 @@ impl Sampling {
     }
 }
 
-/// What sampling needs of a row of logits.
+/// Part of a row of logits that sampling needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// So many of the most likely tokens.
+    /// The top k tokens.
     TopK(usize),
     /// [`Candidates`], and in rare cases the row.
     Candidates,
@@ -250,7 +250,7 @@ impl Sampler {
         }
     }
 
-    /// The same for the logits of some tokens, in ascending order of tokens.
+    /// Applies bias and penalties to the logits of some tokens, in ascending order of tokens.
     fn adjust_some(&self, logits: &mut [(u32, f32)]) {
         for (token, bias) in &self.how.bias {
             if let Ok(at) = logits.binary_search_by_key(token, |(token, _)| *token) {

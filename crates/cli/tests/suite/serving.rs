@@ -16,7 +16,7 @@ use tallow_support::golden;
 struct Server {
     child: Child,
     address: String,
-    /// What it logged before it served.
+    /// Log lines from before it served.
     log: String,
     _home: Home,
 }

@@ -63,7 +63,7 @@ impl PageShape {
     }
 }
 
-/// Where a page is.
+/// State of a page: queued for writing, or a record of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// On its way to a file.

@@ -27,7 +27,7 @@ pub(super) struct PartLogits {
     temperature: f32,
 }
 
-/// Which logits a step reads.
+/// Rows of logits that a step reads, and in which form.
 #[derive(Debug)]
 pub(super) struct LogitsPlan {
     pub(super) parts: Vec<PartLogits>,
@@ -54,7 +54,7 @@ pub(super) struct Uploaded<B: Backend> {
     edited: Option<Tensor<B>>,
 }
 
-/// What a step reads, on the device.
+/// Logits that a step reads: device tensors, not yet fetched.
 #[derive(Debug)]
 pub(super) struct LaunchedLogits<B: Backend> {
     whole: Vec<Tensor<B>>,
@@ -63,7 +63,7 @@ pub(super) struct LaunchedLogits<B: Backend> {
     edited: Option<Tensor<B>>,
 }
 
-/// What a step reads, on its way to the host.
+/// Logits that a step reads, on their way to the host.
 #[derive(Debug)]
 pub(super) struct FetchedLogits<B: Backend> {
     launched: LaunchedLogits<B>,
@@ -71,7 +71,7 @@ pub(super) struct FetchedLogits<B: Backend> {
     pending: Option<B::Pending>,
 }
 
-/// What a step has read.
+/// Logits that a step has read, on the host.
 #[derive(Debug, Default)]
 pub(super) struct LogitsRead {
     /// Full rows, in order.

@@ -29,6 +29,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{Ordering, compiler_fence};
 
+use super::rows::{RowKernel, in_tiles};
 use super::unpack::{Header, float, group, pairs, prefetch_strided};
 use super::{Kind, Sums};
 use crate::mat::Mat;
@@ -36,7 +37,7 @@ use crate::pack::{
     CHUNK, HasPackedKind, LINE, PAIR, PackedKind, PackedWeights, ROWS, SUBBLOCK, with_packed_kind,
 };
 use crate::quantize::QuantizedView;
-use crate::simd::{IntKind, Lines, Work, scale_int};
+use crate::simd::{IntKind, Lines, StepKind, Work, dot4, scale_int};
 
 /// A pair of panels, to be multiplied with a few rows.
 pub(crate) struct GemvTask<'a> {
@@ -57,39 +58,29 @@ pub(crate) enum GemvRows<'a> {
     Plain(Mat<'a, f32>),
 }
 
-/// All rows, as many at a time as fit into registers, avoiding remainders of one or two rows where possible.
+/// Multiplies the pair with all rows.
 #[inline(always)]
 pub(crate) unsafe fn gemv<L: Lines>(t: &mut GemvTask<'_>) {
-    let mut row = 0;
-    while row < t.sums.len() {
-        // SAFETY: the caller upholds the same contract.
-        row += unsafe {
-            match (t.sums.len() - row).min(L::GEMV_MAX_ROWS) {
-                1 => some_rows::<L, 1>(t, row),
-                2 => some_rows::<L, 2>(t, row),
-                3 => some_rows::<L, 3>(t, row),
-                4 | 5 => some_rows::<L, 4>(t, row),
-                6 | 7 => some_rows::<L, 6>(t, row),
-                8..=11 => some_rows::<L, 8>(t, row),
-                _ => some_rows::<L, 12>(t, row),
-            }
-        };
-    }
+    let rows = t.sums.len();
+    // SAFETY: the caller upholds the same contract.
+    unsafe { in_tiles::<GemvTile<L>, _>(t, rows) }
 }
 
-/// `T` rows from `row` on. Returns `T`.
-#[inline(always)]
-unsafe fn some_rows<L: Lines, const T: usize>(t: &mut GemvTask<'_>, row: usize) -> usize {
-    if const { T <= L::GEMV_MAX_ROWS }
-        && let Some(sums) = t.sums[row..].first_chunk_mut::<T>()
-    {
+/// [`SomeRows`], by the kind of the weights.
+struct GemvTile<L>(PhantomData<L>);
+
+impl<L: Lines> RowKernel<GemvTask<'_>> for GemvTile<L> {
+    const MAX_ROWS: usize = L::GEMV_MAX_ROWS;
+
+    #[inline(always)]
+    unsafe fn tile<const T: usize>(t: &mut GemvTask<'_>, row: usize) {
+        let Some(sums) = t.sums[row..].first_chunk_mut::<T>() else { return };
         let (w, pair, x, first) = (t.w, t.pair, t.x, t.rows.start + row);
         // SAFETY: the caller has the instruction set.
         with_packed_kind!(w.layout.kind, F => unsafe {
             L::outlined(SomeRows { w, pair, x, first, sums, kind: PhantomData::<F> });
         });
     }
-    T
 }
 
 /// A pair of panels, to be multiplied with `T` rows.
@@ -374,8 +365,8 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
         }
         for i in 0..T {
             let to = sums.add(PAIR * i);
-            let row = x.scales.add(i);
-            L::store_f32(to, scale_int::<L, Kind<F>>(all[i], mins[i], scales, row, L::load_f32(to)));
+            let (row, mins) = (x.scales.add(i), (min_pairs > 0).then_some(mins[i]));
+            L::store_f32(to, scale_int::<L>(all[i], mins, scales, row, L::load_f32(to)));
         }
     }
 }
@@ -433,10 +424,7 @@ unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
         let w = group::<L, F, G>(planes, table);
         for i in 0..T {
             let a = L::repeat(codes.add(i * CHUNK + 4 * G));
-            int_sums[i] = match const { F::SHAPE.is_wide() } {
-                true => L::dot4::<true>(int_sums[i], w, a),
-                false => L::dot4::<false>(int_sums[i], w, a),
-            };
+            int_sums[i] = dot4::<L, Kind<F>>(int_sums[i], w, a);
         }
     }
 }

@@ -19,6 +19,8 @@
 //!                    or activation of gate and up
 //! ```
 //!
+//! All take some rows of input at a time, as many as fit into registers (`rows`).
+//!
 //! # Safety
 //!
 //! As for [`kernels`](crate::kernels): unsafe functions here may only run on a CPU that has the instruction set of
@@ -28,6 +30,7 @@
 pub(crate) mod amx;
 mod epilogue;
 mod gemv;
+mod rows;
 mod tiles;
 mod unpack;
 
@@ -39,7 +42,7 @@ pub(crate) use tiles::{FloatGemmTask, GemmTask, gemm, gemm_float};
 pub(crate) use unpack::{Chunk, Plain, prefetch_strided, unpack, unpack_plain};
 
 use crate::pack::{CHUNK, HasPackedKind, ROWS};
-use crate::simd::IntKind;
+use crate::simd::{IntKind, RunKind, StepKind};
 
 /// Sums of one row of input with the 32 rows of a pair of panels.
 #[derive(Clone, Copy)]
@@ -50,12 +53,38 @@ impl Sums {
     pub(crate) const ZERO: Sums = Sums([[0.0; ROWS]; 2]);
 }
 
-/// Summation of the products of a `PackedKind` with integer scales.
+/// Summation of the products of a `PackedKind`.
 struct Kind<F>(PhantomData<F>);
 
-impl<F: HasPackedKind> IntKind for Kind<F> {
+impl<F: HasPackedKind> StepKind for Kind<F> {
     const STEP: usize = F::SHAPE.step();
+    const WIDE: bool = F::SHAPE.is_wide();
+}
+
+/// Of one with integer scales.
+impl<F: HasPackedKind> IntKind for Kind<F> {
     const NARROW: bool = F::SHAPE.is_narrow();
     const MINS: usize = if F::SHAPE.has_mins() { CHUNK / F::SHAPE.run / 2 } else { 0 };
-    const WIDE: bool = F::SHAPE.is_wide();
+}
+
+/// Runs of `RUN` inputs with float scales, with minimums or not, of wide codes or not. GEMM is compiled for these and not
+/// for each `PackedKind`: in an unpacked chunk many look alike.
+enum Runs<const RUN: usize, const MINS: bool, const WIDE: bool> {}
+
+/// Codes of up to 6 bits.
+type NarrowRuns = Runs<32, false, false>;
+/// The same with minimums.
+type MinRuns = Runs<32, true, false>;
+/// Signed bytes: codes of 8 bits, or from a table.
+type WideRuns = Runs<32, false, true>;
+/// The same in runs of 16.
+type ShortWideRuns = Runs<16, false, true>;
+
+impl<const RUN: usize, const MINS: bool, const WIDE: bool> StepKind for Runs<RUN, MINS, WIDE> {
+    const STEP: usize = RUN;
+    const WIDE: bool = WIDE;
+}
+
+impl<const RUN: usize, const MINS: bool, const WIDE: bool> RunKind for Runs<RUN, MINS, WIDE> {
+    const MINS: bool = MINS;
 }

@@ -77,16 +77,16 @@ pub(crate) trait Lines: Copy + 'static {
     /// Runs `work` in a function of its own (not inlined), so that its registers are allocated separately.
     unsafe fn outlined(work: impl Work<Self>);
 
-    /// Adds the products of `T` rows of x with a chunk of a pair of panels, in runs of `RUN` inputs, to their sums.
+    /// Adds the products of `T` rows of x with a chunk of a pair of panels to their sums.
     #[inline(always)]
-    unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+    unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
         // SAFETY: the caller upholds this function's contract.
-        unsafe { t.add::<Self, RUN, MINS, WIDE>() }
+        unsafe { t.add::<Self, K>() }
     }
 
     /// The same for a chunk with integer scales, whose products add up exactly.
     #[inline(always)]
-    unsafe fn int_tile<const T: usize, K: IntKind>(t: &IntTile<T>) {
+    unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
         // SAFETY: the caller upholds this function's contract.
         unsafe { t.add::<Self, K>() }
     }
@@ -96,6 +96,40 @@ pub(crate) trait Lines: Copy + 'static {
 pub(crate) trait Work<L> {
     /// Must be inlined.
     unsafe fn run(self);
+}
+
+/// Products that are summed in integers, before any scale.
+pub(crate) trait StepKind {
+    /// Inputs that are summed: a run, or less where the scales are integers.
+    const STEP: usize;
+    /// As for [`Lines::dot4`].
+    const WIDE: bool;
+}
+
+/// How the products of a chunk add up that has a float scale for each run. A run is a step.
+pub(crate) trait RunKind: StepKind {
+    /// Whether each run has a minimum.
+    const MINS: bool;
+}
+
+/// How the products of a chunk add up whose weights are integers times one scale.
+pub(crate) trait IntKind: StepKind {
+    /// Whether the sums of steps fit 16 bits.
+    const NARROW: bool;
+    /// Number of pairs of runs if each run has a minimum, else 0.
+    const MINS: usize;
+}
+
+/// [`Lines::dot4`] of codes of a kind.
+#[inline(always)]
+pub(crate) unsafe fn dot4<L: Lines, K: StepKind>(sum: L::I, w: L::I, a: L::I) -> L::I {
+    // SAFETY: the caller upholds the same contract.
+    unsafe {
+        match K::WIDE {
+            true => L::dot4::<true>(sum, w, a),
+            false => L::dot4::<false>(sum, w, a),
+        }
+    }
 }
 
 /// GEMM tile: `T` rows of quantized input times a chunk of a pair of panels with one scale per run of weights.
@@ -117,21 +151,21 @@ pub(crate) struct Tile<const T: usize> {
 /// Integer sums of `T` rows with each of two panels.
 pub(super) type IntSums<L, const T: usize> = [[<L as Lines>::I; T]; 2];
 
-/// Adds the products of `STEP` inputs to integer sums: panels with lines at `codes` times rows with bytes at `rows`.
+/// Adds the products of a step to integer sums: panels with lines at `codes` times rows with bytes at `rows`.
 #[inline(always)]
-unsafe fn add_groups<L: Lines, const T: usize, const STEP: usize, const WIDE: bool>(
+unsafe fn add_groups<L: Lines, K: StepKind, const T: usize>(
     int_sums: &mut IntSums<L, T>,
     codes: [*const u8; 2],
     rows: [*const u8; T],
 ) {
     // SAFETY: the caller guarantees the lines, the bytes and the instruction set.
     unsafe {
-        for g in 0..STEP / 4 {
+        for g in 0..K::STEP / 4 {
             let w = [L::load(codes[0].add(64 * g)), L::load(codes[1].add(64 * g))];
             for i in 0..T {
                 let a = L::repeat(rows[i].add(4 * g));
-                int_sums[0][i] = L::dot4::<WIDE>(int_sums[0][i], w[0], a);
-                int_sums[1][i] = L::dot4::<WIDE>(int_sums[1][i], w[1], a);
+                int_sums[0][i] = dot4::<L, K>(int_sums[0][i], w[0], a);
+                int_sums[1][i] = dot4::<L, K>(int_sums[1][i], w[1], a);
             }
         }
     }
@@ -155,23 +189,24 @@ impl<const T: usize> Tile<T> {
 
     /// Initial integer sums of a run, its lines, and its bytes.
     #[inline(always)]
-    pub(super) unsafe fn begin<L: Lines, const RUN: usize, const MINS: bool>(
+    pub(super) unsafe fn begin<L: Lines, K: RunKind>(
         &self,
         run: usize,
     ) -> (IntSums<L, T>, [*const u8; 2], [*const u8; T]) {
         // SAFETY: there are lines, bytes and row sums for each run; the caller guarantees the instruction set.
         unsafe {
-            let begin = std::array::from_fn(|i| match MINS {
+            let begin = std::array::from_fn(|i| match K::MINS {
                 true => L::words(0),
                 false => L::repeat(self.row_sums[i].add(run).cast()),
             });
-            ([begin; 2], self.codes.map(|c| c.add(run * RUN * 16)), self.rows.map(|r| r.add(run * RUN)))
+            let codes = self.codes.map(|c| c.add(run * K::STEP * 16));
+            ([begin; 2], codes, self.rows.map(|r| r.add(run * K::STEP)))
         }
     }
 
     /// Scales the integer sums of a run and adds them to those of the chunk.
     #[inline(always)]
-    pub(super) unsafe fn scale<L: Lines, const MINS: bool>(
+    pub(super) unsafe fn scale<L: Lines, K: RunKind>(
         &self,
         run: usize,
         int_sums: &IntSums<L, T>,
@@ -184,7 +219,7 @@ impl<const T: usize> Tile<T> {
                 for i in 0..T {
                     sums[p][i] = L::fma(L::to_f32(int_sums[p][i]), scale, sums[p][i]);
                 }
-                if MINS {
+                if K::MINS {
                     let min = L::load_f32(self.mins[p].add(run * 16));
                     for i in 0..T {
                         let row_sum = L::splat(f32::from_bits(*self.row_sums[i].add(run)));
@@ -197,30 +232,18 @@ impl<const T: usize> Tile<T> {
 
     /// Adds the products of `T` rows with a chunk of a pair of panels to their sums.
     #[inline(always)]
-    unsafe fn add<L: Lines, const RUN: usize, const MINS: bool, const WIDE: bool>(&self) {
+    unsafe fn add<L: Lines, K: RunKind>(&self) {
         // SAFETY: there are lines and bytes for each run; the caller guarantees the instruction set.
         unsafe {
             let mut sums = [[L::splat(0.0); T]; 2];
             for run in 0..self.runs {
-                let (mut int_sums, codes, rows) = self.begin::<L, RUN, MINS>(run);
-                add_groups::<L, T, RUN, WIDE>(&mut int_sums, codes, rows);
-                self.scale::<L, MINS>(run, &int_sums, &mut sums);
+                let (mut int_sums, codes, rows) = self.begin::<L, K>(run);
+                add_groups::<L, K, T>(&mut int_sums, codes, rows);
+                self.scale::<L, K>(run, &int_sums, &mut sums);
             }
             self.store::<L>(&sums);
         }
     }
-}
-
-/// How the products of a chunk add up whose weights are integers times one scale.
-pub(crate) trait IntKind {
-    /// Inputs whose products are summed before they are multiplied by an integer scale.
-    const STEP: usize;
-    /// Whether these sums fit 16 bits.
-    const NARROW: bool;
-    /// Number of pairs of runs if each run has a minimum, else 0.
-    const MINS: usize;
-    /// As for [`Lines::dot4`].
-    const WIDE: bool;
 }
 
 /// GEMM tile for a chunk whose weights are integers times one scale.
@@ -241,11 +264,11 @@ pub(crate) struct IntTile<const T: usize> {
     pub sums: *mut f32,
 }
 
-/// Scales the integer sums of a chunk and adds them to the sums of 16 rows.
+/// Scales the integer sums of a chunk, and those of its minimums if it has any, and adds them to the sums of 16 rows.
 #[inline(always)]
-pub(crate) unsafe fn scale_int<L: Lines, K: IntKind>(
+pub(crate) unsafe fn scale_int<L: Lines>(
     all: L::I,
-    mins: L::I,
+    mins: Option<L::I>,
     [d, dmin]: [L::F; 2],
     row_scale: *const f32,
     sums: L::F,
@@ -253,9 +276,9 @@ pub(crate) unsafe fn scale_int<L: Lines, K: IntKind>(
     // SAFETY: the caller guarantees the scale and the instruction set.
     unsafe {
         let all = L::to_f32(all);
-        let all = match K::MINS {
-            0 => L::mul(all, d),
-            _ => L::fma(all, d, L::mul(L::to_f32(mins), dmin)),
+        let all = match mins {
+            None => L::mul(all, d),
+            Some(mins) => L::fma(all, d, L::mul(L::to_f32(mins), dmin)),
         };
         L::fma(all, L::splat(*row_scale), sums)
     }
@@ -323,7 +346,8 @@ impl<const T: usize> IntTile<T> {
                     }
                     let sums = self.sums.add((2 * i + p) * 16);
                     let (row, sum) = (self.row_scales.add(i), L::load_f32(sums));
-                    L::store_f32(sums, scale_int::<L, K>(all[p][i], mins, scales, row, sum));
+                    let mins = (K::MINS > 0).then_some(mins);
+                    L::store_f32(sums, scale_int::<L>(all[p][i], mins, scales, row, sum));
                 }
             }
         }
@@ -337,12 +361,7 @@ impl<const T: usize> IntTile<T> {
             let mut all = [[L::words(0); T]; 2];
             for step in 0..Self::steps::<K>() {
                 let (mut int_sums, codes, rows) = self.begin::<L, K>(step);
-                match (K::STEP, K::WIDE) {
-                    (16, true) => add_groups::<L, T, 16, true>(&mut int_sums, codes, rows),
-                    (_, true) => add_groups::<L, T, 32, true>(&mut int_sums, codes, rows),
-                    (16, _) => add_groups::<L, T, 16, false>(&mut int_sums, codes, rows),
-                    _ => add_groups::<L, T, 32, false>(&mut int_sums, codes, rows),
-                }
+                add_groups::<L, K, T>(&mut int_sums, codes, rows);
                 self.multiply::<L, K>(step, &int_sums, &mut all);
             }
             self.scale::<L, K>(&all);

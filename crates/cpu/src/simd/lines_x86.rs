@@ -1,7 +1,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::{Avx2, Avx512, AvxVnni, IntKind, IntTile, Lines, Tile, Work};
+use super::{Avx2, Avx512, AvxVnni, IntKind, IntTile, Lines, RunKind, Tile, Work};
 
 impl Lines for Avx512 {
     type I = __m512i;
@@ -53,15 +53,15 @@ impl Lines for Avx512 {
     outlined!("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 
     #[inline(always)]
-    unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool, const WIDE: bool>(t: &Tile<T>) {
+    unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
         // SAFETY: the caller upholds this function's contract.
-        unsafe { tile::<T, RUN, MINS>(t) }
+        unsafe { tile::<K, T>(t) }
     }
 
     #[inline(always)]
-    unsafe fn int_tile<const T: usize, K: IntKind>(t: &IntTile<T>) {
+    unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
         // SAFETY: the caller upholds this function's contract.
-        unsafe { int_tile::<T, K>(t) }
+        unsafe { int_tile::<K, T>(t) }
     }
 }
 
@@ -110,17 +110,17 @@ macro_rules! add_groups {
 
 /// As `Tile::add`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) {
+unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
     // SAFETY: there are lines and bytes for each run; the caller guarantees the instruction set.
     unsafe {
         let mut sums = [[_mm512_setzero_ps(); T]; 2];
         for run in 0..t.runs {
-            let (mut int_sums, codes, rows) = t.begin::<Avx512, RUN, MINS>(run);
+            let (mut int_sums, codes, rows) = t.begin::<Avx512, K>(run);
             add_groups!(int_sums, codes, rows, 0 1 2 3);
-            if RUN == 32 {
+            if K::STEP == 32 {
                 add_groups!(int_sums, codes, rows, 4 5 6 7);
             }
-            t.scale::<Avx512, MINS>(run, &int_sums, &mut sums);
+            t.scale::<Avx512, K>(run, &int_sums, &mut sums);
         }
         t.store::<Avx512>(&sums);
     }
@@ -128,7 +128,7 @@ unsafe fn tile<const T: usize, const RUN: usize, const MINS: bool>(t: &Tile<T>) 
 
 /// As `IntTile::add`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn int_tile<const T: usize, K: IntKind>(t: &IntTile<T>) {
+unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
     // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
     unsafe {
         let mut all = [[_mm512_setzero_si512(); T]; 2];

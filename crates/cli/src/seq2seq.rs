@@ -2,8 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use tallow_core::{Backend, Tensor};
-use tallow_engine::block_pool::BlockId;
+use tallow_core::{Backend, PageTable, Tensor};
 use tallow_engine::encoder_input::EncoderInput;
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Failure, Info, RunningEngine};
@@ -117,9 +116,9 @@ pub(crate) fn encoded<B: Backend>(
 ) -> Result<(Tensor<B>, BatchPart), Failed> {
     let read = runner.encoder_tokens(Some(input)).map_err(Failure::from)?.unwrap_or(0);
     let pages = [read, tokens.len()].map(|tokens| tokens.div_ceil(PAGE) as u32);
-    let cross: Vec<BlockId> = (0..pages[0]).map(BlockId).collect();
+    let cross: PageTable = (0..pages[0]).collect();
     let x = runner.encode(input, &cross)?;
-    let (id, blocks) = (SeqId(0), (pages[0]..pages[0] + pages[1]).map(BlockId).collect());
+    let (id, blocks) = (SeqId(0), (pages[0]..pages[0] + pages[1]).collect());
     let cross = Some(CrossPart { tokens: read, blocks: cross, encode: false });
     Ok((x, BatchPart { id, tokens, drafted: 0, start: 0, blocks, state: None, logits, lora: None, cross }))
 }

@@ -2,7 +2,6 @@
 //! inspect the model itself.
 
 use tallow_core::{Backend, Error, Tensor};
-use tallow_engine::block_pool::BlockId;
 use tallow_engine::handle::LoadLora;
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::lora::{LoraId, LoraRef};
@@ -211,7 +210,7 @@ impl<B: Backend> SingleRunner<B> {
 
     fn part(&self, sequence: usize, tokens: Vec<u32>, logits: Wanted) -> BatchPart {
         let (first, end) = (sequence * self.pages, self.tokens + tokens.len());
-        let blocks = (first..first + end.div_ceil(PAGE)).map(|block| BlockId(block as u32)).collect();
+        let blocks = (first..first + end.div_ceil(PAGE)).map(|block| block as u32).collect();
         let (id, state) = (SeqId(sequence as u64), self.runner.states_of(sequence, self.steps));
         let lora = self.loras.get(sequence % self.loras.len().max(1)).copied();
         BatchPart { id, tokens, drafted: 0, start: self.tokens, blocks, state, logits, lora, cross: None }

@@ -1,7 +1,7 @@
 //! [`StepPlan`]: batch metadata, constant for a step, computed and uploaded once before the first layer.
 
 use crate::lora::in_order;
-use crate::{Error, LoraRows, Memory, Result, Tensor};
+use crate::{Error, LoraRows, Memory, PageTable, Result, Tensor};
 
 /// Consecutive tokens of one sequence in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Span {
     /// Tokens of the sequence already in the KV cache: the position of the first new one.
     pub start: usize,
     /// The KV cache pages of the sequence, in order, including those for the new tokens.
-    pub pages: Vec<u32>,
+    pub pages: PageTable,
 }
 
 impl Span {
@@ -86,16 +86,33 @@ impl Step {
         }
     }
 
-    /// The position of each token in its sequence.
-    fn positions(&self) -> Vec<u32> {
-        self.spans.iter().flat_map(|s| s.start as u32..s.end() as u32).collect()
-    }
-
-    /// The KV cache slot of each token: `page * page_len + position % page_len`.
-    fn slots(&self) -> Vec<u32> {
-        let len = self.page_len;
+    /// Everything that is uploaded, in the order of the fields of [`StepPlan`]. `most`: pages of the span with the most.
+    ///
+    /// The page tables of many long sequences are nearly all of it, so they are copied into their place at once.
+    fn numbers(&self, most: usize) -> Vec<u32> {
+        let (rows, spans, len) = (self.tokens.len(), self.spans.len(), self.page_len);
+        let count = 3 * rows + 2 * spans + 1 + spans * most + 2 * self.states.len() + self.outputs.len();
+        let mut numbers = Vec::with_capacity(count);
+        numbers.extend(&self.tokens);
+        numbers.extend(self.spans.iter().flat_map(|s| s.start as u32..s.end() as u32));
         let slot = |s: &Span, at: usize| s.pages[at / len] * len as u32 + (at % len) as u32;
-        self.spans.iter().flat_map(|s| (s.start..s.end()).map(move |at| slot(s, at))).collect()
+        numbers.extend(self.spans.iter().flat_map(|s| (s.start..s.end()).map(move |at| slot(s, at))));
+        let mut row = 0;
+        numbers.push(row);
+        for span in &self.spans {
+            row += span.rows as u32;
+            numbers.push(row);
+        }
+        numbers.extend(self.spans.iter().map(|span| span.end() as u32));
+        for span in &self.spans {
+            let next = numbers.len() + most;
+            numbers.extend_from_slice(&span.pages);
+            numbers.resize(next, 0);
+        }
+        numbers.extend(self.states.iter().map(|s| s.from));
+        numbers.extend(self.states.iter().map(|s| s.to));
+        numbers.extend(&self.outputs);
+        numbers
     }
 }
 
@@ -103,7 +120,7 @@ impl Step {
 #[derive(Debug)]
 pub struct StepPlan<B: Memory> {
     host: Step,
-    /// Largest page and largest state row of the step, so that the checks of an op cost no look at each of them.
+    /// No page and no state row of the step is larger, so that the checks of an op cost no look at each of them.
     max_page: Option<u32>,
     max_state: Option<u32>,
     /// [1, tokens]: token ids.
@@ -132,21 +149,7 @@ impl<B: Memory> StepPlan<B> {
         host.check()?;
         let (rows, spans) = (host.tokens.len(), host.spans.len());
         let most = host.spans.iter().map(|s| s.pages.len()).max().unwrap_or(0);
-        let mut starts = vec![0];
-        starts.extend(host.spans.iter().scan(0, |row, span| {
-            *row += span.rows as u32;
-            Some(*row)
-        }));
-        let lens: Vec<u32> = host.spans.iter().map(|span| span.end() as u32).collect();
-        let mut pages = vec![0; spans * most];
-        for (row, span) in pages.chunks_exact_mut(most.max(1)).zip(&host.spans) {
-            row[..span.pages.len()].copy_from_slice(&span.pages);
-        }
-        let states: Vec<u32> =
-            host.states.iter().map(|s| s.from).chain(host.states.iter().map(|s| s.to)).collect();
-        let (positions, slots) = (host.positions(), host.slots());
-        let parts = [&host.tokens[..], &positions, &slots, &starts, &lens, &pages, &states, &host.outputs];
-        let all = b.upload_row(&parts.concat())?;
+        let all = b.upload_row(&host.numbers(most))?;
         let mut at = 0;
         let mut next = |rows: usize, cols: usize| {
             at += rows * cols;
@@ -162,7 +165,7 @@ impl<B: Memory> StepPlan<B> {
             states: next(if host.states.is_empty() { 0 } else { 2 }, host.states.len()),
             outputs: next(1, host.outputs.len()),
             loras: Vec::new(),
-            max_page: host.spans.iter().flat_map(|span| &span.pages).max().copied(),
+            max_page: host.spans.iter().filter_map(|span| span.pages.bound()).max(),
             max_state: host.states.iter().map(|s| s.from.max(s.to)).max(),
             host,
         })
@@ -173,7 +176,7 @@ impl<B: Memory> StepPlan<B> {
         &self.host
     }
 
-    /// The largest KV cache page of the step.
+    /// No KV cache page of the step is larger.
     pub(crate) fn max_page(&self) -> Option<u32> {
         self.max_page
     }

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use tallow_core::{DType, Null, StepPlan};
+use tallow_core::{Backend, DType, Null, StepPlan};
 use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::kv_cache::{KvPool, KvShape};
 use tallow_engine::plan;
@@ -32,22 +32,23 @@ fn main() -> Result<()> {
     let model = Model::open(&path)?;
     let layers = model.spec.layers.len();
     println!("{tokens} tokens a sequence, {layers} layers; µs");
-    println!("| sequences | commit | schedule | plan | read to launch | walk of a layer |");
-    println!("|---:|---:|---:|---:|---:|---:|");
+    println!("| sequences | commit | schedule | plan | read to launch | walk of a layer | its ops |");
+    println!("|---:|---:|---:|---:|---:|---:|---:|");
     for sequences in [1, 64, 256] {
-        let medians = step(&model, sequences, tokens)?;
+        let (medians, ops) = step(&model, sequences, tokens)?;
         let [commit, schedule, plan, walk] = medians.map(|took| took.as_secs_f64() * 1e6);
         let all = commit + schedule + plan;
         println!(
-            "| {sequences} | {commit:.1} | {schedule:.1} | {plan:.1} | {all:.1} | {:.2} |",
-            walk / layers as f64
+            "| {sequences} | {commit:.1} | {schedule:.1} | {plan:.1} | {all:.1} | {:.2} | {} |",
+            walk / layers as f64,
+            ops / layers
         );
     }
     Ok(())
 }
 
-/// Medians: recording a step's tokens, the next batch, its plan, and all ops of the forward pass.
-fn step(model: &Model, sequences: usize, tokens: usize) -> Result<[Duration; 4]> {
+/// Medians: recording a step's tokens, the next batch, its plan, and all ops of the forward pass; and how many those are.
+fn step(model: &Model, sequences: usize, tokens: usize) -> Result<([Duration; 4], usize)> {
     let context = tokens + STEPS + 1;
     let pages = sequences * context.div_ceil(PAGE);
     let b = Null::default();
@@ -78,7 +79,8 @@ fn step(model: &Model, sequences: usize, tokens: usize) -> Result<[Duration; 4]>
     };
     let mut batch = scheduler.next_batch().ok_or("nothing to run")?;
     let mut times = [(); 4].map(|()| Vec::new());
-    for _ in 0..STEPS {
+    let mut ops = 0;
+    for at in 0..STEPS {
         let next = sampled(&batch);
         let began = Instant::now();
         scheduler.commit(&batch, &next);
@@ -87,14 +89,21 @@ fn step(model: &Model, sequences: usize, tokens: usize) -> Result<[Duration; 4]>
         let scheduled = Instant::now();
         let plan = StepPlan::new(&b, plan::build(&batch, PAGE))?;
         let planned = Instant::now();
+        if at == 0 {
+            b.trace().start();
+        }
         let x = decoder.forward(&b, &plan, kv.layers(), |_, _| Ok(()))?;
         decoder.logits(&b, &plan, &x)?;
         let walked = planned.elapsed();
+        if at == 0 {
+            ops = b.trace().stop().len();
+        }
         let marks = [committed - began, scheduled - committed, planned - scheduled, walked];
         times.iter_mut().zip(marks).for_each(|(times, took)| times.push(took));
     }
-    Ok(times.map(|mut times| {
+    let medians = times.map(|mut times| {
         times.sort_unstable();
         times[times.len() / 2]
-    }))
+    });
+    Ok((medians, ops))
 }

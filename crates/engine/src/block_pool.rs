@@ -12,6 +12,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use tallow_core::PageTable;
+
 use crate::encoder_input::InputDigest;
 
 mod state_pool;
@@ -22,6 +24,18 @@ pub use state_pool::StateRow;
 /// Page of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
+
+impl Extend<BlockId> for PageTable {
+    fn extend<I: IntoIterator<Item = BlockId>>(&mut self, blocks: I) {
+        self.extend(blocks.into_iter().map(|block| block.0));
+    }
+}
+
+impl FromIterator<BlockId> for PageTable {
+    fn from_iter<I: IntoIterator<Item = BlockId>>(blocks: I) -> PageTable {
+        blocks.into_iter().map(|block| block.0).collect()
+    }
+}
 
 /// What a page follows: the published page before it, or the start of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -300,9 +314,9 @@ impl BlockPool {
     }
 
     /// Publishes all pages with the cross-attention K and V of an encoder input.
-    pub fn publish_input(&mut self, input: &InputDigest, blocks: &[BlockId]) {
+    pub fn publish_input(&mut self, input: &InputDigest, blocks: impl IntoIterator<Item = BlockId>) {
         for (page, id) in (0..).zip(blocks) {
-            self.publish_content(*id, Content::of_input(*input, page));
+            self.publish_content(id, Content::of_input(*input, page));
         }
     }
 

@@ -14,8 +14,7 @@ pub fn build(batch: &Batch, page_len: usize) -> Step {
         let first = step.tokens.len() as u32;
         let rows = part.tokens.len();
         step.tokens.extend(&part.tokens);
-        let pages = part.blocks.iter().map(|b| b.0).collect();
-        step.spans.push(Span { rows, start: part.start, pages });
+        step.spans.push(Span { rows, start: part.start, pages: part.blocks.clone() });
         step.states.extend(part.state);
         let end = first + rows as u32;
         step.outputs.extend(match part.logits {
@@ -31,8 +30,8 @@ pub fn build(batch: &Batch, page_len: usize) -> Step {
 pub fn build_cross(batch: &Batch, page_len: usize) -> Option<Step> {
     let span = |part: &BatchPart| {
         let cross = part.cross.as_ref()?;
-        let pages = cross.blocks.iter().map(|b| b.0).collect();
-        Some(CrossSpan { rows: part.tokens.len(), read: cross.tokens, pages })
+        let (rows, pages) = (part.tokens.len(), cross.blocks.clone());
+        Some(CrossSpan { rows, read: cross.tokens, pages })
     };
     let spans: Vec<CrossSpan> = batch.parts.iter().filter_map(span).collect();
     (!spans.is_empty()).then(|| looking(&spans, page_len))

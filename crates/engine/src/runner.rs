@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::vec;
 
 use logits::{FetchedLogits, LogitsPlan, SampledRow};
-use tallow_core::{Backend, Error, Span, StateRows, Step, StepPlan, Tensor};
+use tallow_core::{Backend, Error, PageTable, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::{Encoder, Input};
@@ -163,7 +163,7 @@ impl<B: Backend> Runner<B> {
 
     /// Encodes an input, and writes the cross-attention K and V of the encoder's output to pages. Returns the output:
     /// [tokens, dim]. Can be repeated.
-    pub fn encode(&self, input: &EncoderInput, blocks: &[BlockId]) -> Result<Tensor<B>, Error> {
+    pub fn encode(&self, input: &EncoderInput, pages: &PageTable) -> Result<Tensor<B>, Error> {
         let (b, Some(encoder)) = (&self.b, &self.encoder) else {
             let (want, got) = ("one with an encoder".into(), "a decoder alone".into());
             return Err(Error::Shape { op: "encode", what: "the model", want, got });
@@ -176,7 +176,7 @@ impl<B: Backend> Runner<B> {
         };
         let x = encoder.forward(b, &uploaded, |_, _| Ok(()))?;
         let (rows, page_len) = (x.rows(), self.page_len);
-        let span = Span { rows, start: 0, pages: blocks.iter().map(|block| block.0).collect() };
+        let span = Span { rows, start: 0, pages: pages.clone() };
         let step = Step { tokens: vec![0; rows], spans: vec![span], page_len, ..Step::default() };
         self.decoder.project_kv(b, &x, &StepPlan::new(b, step)?, self.kv.layers())?;
         Ok(x)

@@ -23,7 +23,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use tallow_core::StateRows;
+use tallow_core::{PageTable, StateRows};
 
 use crate::block_pool::{BlockId, BlockPool, Chain};
 use crate::encoder_input::EncoderOutput;
@@ -83,7 +83,7 @@ pub struct BatchPart {
     /// Position of the first token.
     pub start: usize,
     /// Pages of the sequence, up to the one with the last of these tokens.
-    pub blocks: Vec<BlockId>,
+    pub blocks: PageTable,
     /// Rows of its recurrent state before and after the step, in a model that has any.
     pub state: Option<StateRows>,
     /// Which of these tokens need logits.
@@ -108,7 +108,7 @@ pub struct CrossPart {
     /// Tokens of the encoder's output.
     pub tokens: usize,
     /// Pages of their K and V.
-    pub blocks: Vec<BlockId>,
+    pub blocks: PageTable,
     /// Whether the step encodes the input and fills the pages, before it computes the part.
     pub encode: bool,
 }
@@ -325,7 +325,7 @@ impl Scheduler {
             if seq.blocks.len() >= need {
                 i += 1;
             } else if let Some(block) = self.pool.take() {
-                self.running[i].blocks.push(block);
+                self.running[i].blocks.extend([block]);
             } else {
                 // This sequence itself may be the one preempted; then the loop ends.
                 self.preempt_newest();
@@ -363,6 +363,9 @@ impl Scheduler {
     /// Index of the waiting sequence to admit next: the first one of the client with the fewest running. `None` if all
     /// of them wait for a prefix, or for a slot that their client has no claim to.
     fn next_waiting(&self) -> Option<usize> {
+        if self.waiting.is_empty() {
+            return None;
+        }
         let under_way = self.under_way();
         let most = under_way.values().copied().max().unwrap_or(0);
         let has_slot = self.running.len() < self.limits.slots;
@@ -439,7 +442,7 @@ impl Scheduler {
         seq.computed = prefix.blocks.len() * page;
         seq.published = prefix.blocks.len();
         seq.after = prefix.end.unwrap_or(seq.root);
-        seq.blocks = prefix.blocks;
+        seq.blocks = prefix.blocks.into_iter().collect();
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
         if self.pool.has_states() {
             seq.plan_snapshots(prefix.published * page, page);
@@ -447,7 +450,7 @@ impl Scheduler {
         }
         if let Some(cross) = &mut seq.cross {
             cross.encoded = fresh_cross == 0;
-            cross.blocks = encoded;
+            cross.blocks = encoded.into_iter().collect();
             cross.blocks.extend((0..fresh_cross).map_while(|_| self.pool.take()));
         }
         if seq.cached.is_none() {
@@ -569,13 +572,13 @@ impl Scheduler {
             self.pool.give_back_state(read);
         }
         if let Some(CrossKv { output, blocks, encoded }) = seq.cross.as_mut().filter(|cross| !cross.encoded) {
-            self.pool.publish_input(&output.input, blocks);
+            self.pool.publish_input(&output.input, blocks.iter().copied().map(BlockId));
             *encoded = true;
         }
         let mut last = None;
         while (seq.published + 1) * page <= seq.computed {
             let at = seq.published * page;
-            let (block, tokens) = (seq.blocks[seq.published], &seq.tokens[at..at + page]);
+            let (block, tokens) = (BlockId(seq.blocks[seq.published]), &seq.tokens[at..at + page]);
             let published = self.pool.publish(block, seq.after, tokens);
             (seq.after, last) = (published.chain, Some(published.block));
             seq.published += 1;

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, Error};
 
-use crate::block_pool::BlockId;
 use crate::runner::Runner;
 use crate::scheduler::{Batch, BatchPart, Limits, SeqId, Wanted};
 
@@ -74,7 +73,7 @@ pub fn time_step<B: Backend>(
     logits: Wanted,
     page_len: usize,
 ) -> Result<Duration, Error> {
-    let blocks = (0..(start + tokens).div_ceil(page_len) as u32).map(BlockId).collect();
+    let blocks = (0..(start + tokens).div_ceil(page_len) as u32).collect();
     let (id, tokens, drafted, state) = (SeqId(0), vec![0; tokens], 0, runner.states_of(0, 0));
     let part = BatchPart { id, tokens, drafted, start, blocks, state, logits, lora: None, cross: None };
     let now = Instant::now();

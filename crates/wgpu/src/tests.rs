@@ -128,7 +128,7 @@ fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
     let kv = LayerKv { k: &k, v: &v };
     let mut out = Vec::new();
     for (start, rows) in [(0, tokens - 5), (tokens - 5, 5)] {
-        let spans = vec![Span { rows, start, pages: pages.clone() }];
+        let spans = vec![Span { rows, start, pages: pages.clone().into() }];
         let step = Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: vec![], page_len };
         let plan = StepPlan::new(b, step).unwrap();
         let up = |seed, cols: usize| {
@@ -164,7 +164,7 @@ fn segments_are_merged_alike() {
     let kv = LayerKv { k: &k, v: &v };
     let numbers = [1, 2, 3].map(|seed| numbers(seed, tokens * heads.q_cols()));
     let attend = |start: usize, rows: usize, window: Option<usize>| {
-        let spans = vec![Span { rows, start, pages: pages.clone() }];
+        let spans = vec![Span { rows, start, pages: pages.clone().into() }];
         let step = Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: vec![], page_len };
         let plan = StepPlan::new(&b, step).unwrap();
         let up = |i: usize, cols: usize| {
@@ -390,7 +390,7 @@ fn a_cache_that_cannot_be_is_refused() {
     let b = Wgpu::open(&found).unwrap();
     let heads = Heads { q: 1, kv: 1, dim: 3 };
     let (k, v) = (b.alloc(DType::F16, 2, 12).unwrap(), b.alloc(DType::F16, 2, 12).unwrap());
-    let spans = vec![Span { rows: 1, start: 0, pages: vec![1] }];
+    let spans = vec![Span { rows: 1, start: 0, pages: vec![1].into() }];
     let step = Step { tokens: vec![0], spans, states: Vec::new(), outputs: vec![], page_len: 4 };
     let plan = StepPlan::new(&b, step).unwrap();
     let x = b.upload(&[1.0f32; 3], 1, 3).unwrap();

@@ -45,7 +45,7 @@ fn logits<B: Backend>(b: &B, model: &Model, adapter: Option<&Path>, computed: im
     let keeps = decoder.spec().is_recurrent();
     let states = if keeps { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
     let tokens: Vec<u32> = (1..=TOKENS).map(|i| i * 5 % 60).collect();
-    let spans = vec![Span { rows: tokens.len(), start: 0, pages: vec![0] }];
+    let spans = vec![Span { rows: tokens.len(), start: 0, pages: vec![0].into() }];
     let adapted = adapter.map(|path| {
         let file = AdapterFile::open(path).unwrap_or_else(|e| panic!("{e}"));
         let adapter = Rc::new(decoder.adapter(b, &file).unwrap());

@@ -47,7 +47,7 @@ impl Sequences {
     /// A step that computes `rows` of sequence `i`, for each `(i, rows)`.
     fn step(&self, parts: &[(usize, std::ops::Range<usize>)]) -> Step {
         let span = |(i, rows): &(usize, std::ops::Range<usize>)| {
-            let pages = self.pages(*i)[..rows.end.div_ceil(self.page_len)].to_vec();
+            let pages = self.pages(*i)[..rows.end.div_ceil(self.page_len)].iter().copied().collect();
             Span { rows: rows.len(), start: rows.start, pages }
         };
         let spans: Vec<Span> = parts.iter().map(span).collect();

@@ -145,7 +145,7 @@ fn refusals<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 /// read the same one.
 fn states<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let plan = |states: &[(u32, u32)]| {
-        let spans = vec![Span { rows: 1, start: 1, pages: vec![0] }; 2];
+        let spans = vec![Span { rows: 1, start: 1, pages: vec![0].into() }; 2];
         let states = states.iter().map(|(from, to)| StateRows { from: *from, to: *to }).collect();
         StepPlan::new(t.b, Step { tokens: vec![0; 2], spans, states, outputs: Vec::new(), page_len: 4 })
     };

@@ -33,7 +33,7 @@ fn alone() -> Vec<Vec<Part>> {
 
 /// The plan of a step. `turns` counts the steps of each sequence so far. A sequence's two state rows are not adjacent.
 fn plan<B: Backend>(t: &Bench<'_, B>, parts: &[Part], turns: &mut [usize]) -> Result<StepPlan<B>, String> {
-    let span = |(_, rows): &Part| Span { rows: rows.len(), start: rows.start, pages: vec![0] };
+    let span = |(_, rows): &Part| Span { rows: rows.len(), start: rows.start, pages: vec![0].into() };
     let spans: Vec<Span> = parts.iter().map(span).collect();
     let state = |(i, _): &Part| {
         let (from, to) = ((turns[*i] % 2) * LENS.len() + i, ((turns[*i] + 1) % 2) * LENS.len() + i);

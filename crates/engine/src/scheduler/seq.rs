@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tallow_core::StateRows;
+use tallow_core::{PageTable, StateRows};
 
 use super::prompt_lookup::PromptLookup;
 use super::{BatchPart, ClientId, CrossPart, NewSeq, SNAPSHOT_EVERY, SeqId, Wanted};
@@ -21,7 +21,7 @@ pub(super) struct Seq {
     pub(super) most: usize,
     /// Tokens whose K and V are in the KV cache, or will be after the step that is under way.
     pub(super) computed: usize,
-    pub(super) blocks: Vec<BlockId>,
+    pub(super) blocks: PageTable,
     /// Cross-attention, in a model with an encoder.
     pub(super) cross: Option<CrossKv>,
     /// Row of its recurrent state after the computed tokens; `None` at its start, and in a model without.
@@ -54,7 +54,7 @@ pub(super) struct CrossKv {
     /// Output of the encoder.
     pub(super) output: EncoderOutput,
     /// Pages, all of them while the sequence is running, none while it waits.
-    pub(super) blocks: Vec<BlockId>,
+    pub(super) blocks: PageTable,
     /// Whether the pages hold K and V; otherwise the next step of the sequence encodes the input.
     pub(super) encoded: bool,
 }
@@ -69,8 +69,8 @@ impl Seq {
             most: prompt_len.saturating_add(new.max_new).min(context),
             tokens: new.tokens,
             computed: 0,
-            blocks: Vec::new(),
-            cross: new.cross.map(|output| CrossKv { output, blocks: Vec::new(), encoded: false }),
+            blocks: PageTable::default(),
+            cross: new.cross.map(|output| CrossKv { output, blocks: PageTable::default(), encoded: false }),
             state: None,
             next_state: None,
             snapshots: BTreeSet::new(),
@@ -89,20 +89,20 @@ impl Seq {
 
     /// Forgets its pages and states, which were given back: all of it is computed again.
     pub(super) fn reset(&mut self) {
-        self.blocks.clear();
+        self.blocks = PageTable::default();
         self.snapshots.clear();
         (self.state, self.next_state, self.answer_snapshot) = (None, None, None);
         (self.computed, self.published, self.after) = (0, 0, self.root);
         if let Some(cross) = &mut self.cross {
-            cross.blocks.clear();
+            cross.blocks = PageTable::default();
             cross.encoded = false;
         }
     }
 
     /// Its pages. Those for cross-attention come first, so that they are evicted last: they take longer to compute.
     pub(super) fn held(&self) -> Vec<BlockId> {
-        let cross = self.cross.iter().flat_map(|cross| &cross.blocks);
-        cross.chain(&self.blocks).copied().collect()
+        let cross = self.cross.iter().flat_map(|cross| cross.blocks.iter());
+        cross.chain(self.blocks.iter()).map(|page| BlockId(*page)).collect()
     }
 
     /// Its rows of recurrent states.
@@ -234,7 +234,7 @@ impl Seq {
             (false, false) => Wanted::None,
         };
         let draft = self.lookup.as_ref().map_or(&[][..], |lookup| lookup.draft(0.0, self.drafted));
-        let blocks = self.blocks[..(end + draft.len()).div_ceil(page_len)].to_vec();
+        let blocks = self.blocks.first((end + draft.len()).div_ceil(page_len));
         let tokens = [&self.tokens[start..end], draft].concat();
         let cross = self.cross.as_ref().map(|cross| CrossPart {
             tokens: cross.output.tokens,

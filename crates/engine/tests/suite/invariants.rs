@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use proptest::prelude::*;
 use tallow_core::{Backend, DType, Memory, Tensor};
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::block_pool::{BlockId, BlockPool, Chain};
+use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, Wanted};
@@ -410,7 +410,7 @@ fn a_step_that_failed_can_be_done_again() {
             tokens: tokens[part.clone()].to_vec(),
             drafted: 0,
             start: part.start,
-            blocks: (0..3).map(|i| BlockId(3 * place + i)).collect(),
+            blocks: (0..3).map(|i| 3 * place + i).collect(),
             state: r.states_of(*place as usize, step),
             logits: Wanted::All { last: false },
             lora: None,

@@ -269,7 +269,9 @@ fn answers_are_those_of_one_step_after_another() {
 
 #[test]
 fn answers_of_a_model_are_those_of_one_step_after_another() {
-    compare(|| Cpu::new(Isa::best(), 2).unwrap(), &requests(500, 2), 2, Some(0.0));
+    for make in [|| Cpu::new(Isa::best(), 2).unwrap(), || Cpu::new(Isa::Scalar, 2).unwrap()] {
+        compare(make, &requests(500, 2), 2, Some(0.0));
+    }
 }
 
 #[test]

@@ -2,7 +2,6 @@
 //! where candidates turn out not to be enough.
 
 use crate::common::{faulty, model, runner};
-use tallow_engine::block_pool::BlockId;
 use tallow_engine::runner::{Outcome, SampleInput};
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
 use tallow_engine::scheduler::{Batch, BatchPart, SeqId, Wanted};
@@ -19,7 +18,7 @@ type Shapes = Vec<(usize, usize)>;
 
 /// Part of a prompt, from its beginning.
 fn part(tokens: &[u32], logits: Wanted) -> BatchPart {
-    let (id, blocks) = (SeqId(0), vec![BlockId(0), BlockId(1)]);
+    let (id, blocks) = (SeqId(0), vec![0, 1].into());
     BatchPart {
         id,
         tokens: tokens.to_vec(),
@@ -202,7 +201,7 @@ fn scored_prompts_read_the_rows_that_are_scored() {
     assert_eq!(reads, [[vec![(7, VOCAB)], candidates(1)].concat(), rest.clone()]);
     // A preempted sequence that is recomputed, with a token of its answer.
     let again: Vec<u32> = (20..29).map(|t| if t == 28 { LIKELY } else { t }).collect();
-    let blocks = vec![BlockId(0), BlockId(1), BlockId(2)];
+    let blocks = vec![0, 1, 2].into();
     let again = BatchPart { blocks, ..part(&again, Wanted::All { last: true }) };
     let (outcomes, reads) = step(&[(again, Sampling::default(), prompt.clone())]);
     assert_eq!(scores(&outcomes), prompt[1..]);

@@ -100,7 +100,7 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
         let Some(cross) = part.cross.as_ref().filter(|cross| cross.encode) else { continue };
         let input = known[&part.id].asked.cross().unwrap().input;
         for at in 0..cross.tokens {
-            let slot = (cross.blocks[at / page].0, at % page);
+            let slot = (cross.blocks[at / page], at % page);
             assert_eq!(written.insert(slot, part.id), None, "{:?} encodes where another writes", part.id);
             cache.insert(slot, cross_digest(input, at));
         }
@@ -112,7 +112,7 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
         for (cross, output) in part.cross.iter().zip(want) {
             assert_eq!(cross.blocks.len(), cross.tokens.div_ceil(page));
             for at in 0..cross.tokens {
-                let holds = cache.get(&(cross.blocks[at / page].0, at % page)).copied();
+                let holds = cache.get(&(cross.blocks[at / page], at % page)).copied();
                 assert_eq!(
                     holds,
                     Some(cross_digest(output.input, at)),
@@ -130,7 +130,7 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
             "{:?} computes tokens that are not its own",
             part.id
         );
-        let slot = |p: usize| (part.blocks[p / page].0, p % page);
+        let slot = |p: usize| (part.blocks[p / page], p % page);
         for p in 0..part.start {
             let holds = cache.get(&slot(p)).copied();
             assert_eq!(

@@ -3,7 +3,7 @@
 use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Attend, Epilogue, KvWrite, Linear, LinearMany};
 use tallow_core::{
-    AttnSpec, Backend, Heads, LayerKv, LinearWeights, Norm, Result, Span, Step, StepPlan, Tensor,
+    AttnSpec, Backend, Heads, LayerKv, LinearWeights, Norm, PageTable, Result, Span, Step, StepPlan, Tensor,
 };
 
 use super::StepInputs;
@@ -74,7 +74,7 @@ pub struct CrossSpan {
     /// Tokens of the encoder's output; at least one.
     pub read: usize,
     /// The pages that hold the K and V of the encoder's output.
-    pub pages: Vec<u32>,
+    pub pages: PageTable,
 }
 
 /// The step for cross-attention. A span's rows are the last of its sequence, so where the encoder's output has fewer
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn what_is_short_is_looked_at_in_several_spans() {
-        let look = |rows, read| CrossSpan { rows, read, pages: vec![3, 4] };
+        let look = |rows, read| CrossSpan { rows, read, pages: vec![3, 4].into() };
         let step = looking(&[look(1, 20), look(7, 3)], 16);
         let spans: Vec<(usize, usize)> = step.spans.iter().map(|s| (s.rows, s.start)).collect();
         assert_eq!(spans, [(1, 19), (3, 0), (3, 0), (1, 2)]);

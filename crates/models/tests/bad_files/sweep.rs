@@ -47,7 +47,7 @@ fn decode(b: &Cpu, model: &Model) -> Said {
     let layers = decoder.spec().layers.iter();
     let cache =
         layers.map(|l| LayerCache::new(b, l, DType::F32, [1, 16], 2)).collect::<Result<Vec<_>, _>>()?;
-    let spans = vec![Span { rows: 2, start: 0, pages: vec![0] }];
+    let spans = vec![Span { rows: 2, start: 0, pages: vec![0].into() }];
     let states = if decoder.spec().is_recurrent() { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
     let step = Step { tokens: vec![0; 2], spans, states, outputs: vec![1], page_len: 16 };
     let plan = StepPlan::new(b, step)?;

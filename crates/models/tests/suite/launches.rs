@@ -73,7 +73,10 @@ fn states<B: Backend>(decoder: &Decoder<B>, sequences: u32) -> Vec<StateRows> {
 fn launches<B: Backend>(b: &B, model: &Model) -> Vec<Launch> {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let cache = cache(b, &decoder, DType::F32);
-    let spans = vec![Span { rows: 3, start: 0, pages: vec![0] }, Span { rows: 1, start: 4, pages: vec![1] }];
+    let spans = vec![
+        Span { rows: 3, start: 0, pages: vec![0].into() },
+        Span { rows: 1, start: 4, pages: vec![1].into() },
+    ];
     let states = states(&decoder, 2);
     let step = Step { tokens: vec![1, 2, 3, 4], spans, states, outputs: vec![2, 3], page_len: PAGE };
     let plan = StepPlan::new(b, step).unwrap();
@@ -194,7 +197,7 @@ fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
     let cache = cache(b, &decoder, DType::F16);
     b.sync().unwrap();
     let before = b.counts();
-    let spans = vec![Span { rows: 1, start: 0, pages: vec![0] }];
+    let spans = vec![Span { rows: 1, start: 0, pages: vec![0].into() }];
     let states = states(&decoder, 1);
     let step = Step { tokens: vec![1], spans, states, outputs: vec![0], page_len: PAGE };
     let plan = StepPlan::new(b, step).unwrap();

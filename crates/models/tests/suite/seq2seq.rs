@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde_json::Value;
-use tallow_core::{Backend, DType, Memory, Span, Step, StepPlan};
+use tallow_core::{Backend, DType, Memory, PageTable, Span, Step, StepPlan};
 use tallow_cpu::{Arithmetic, Cpu, Isa};
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::blocks::cross_attention::{CrossSpan, looking};
@@ -39,7 +39,7 @@ struct Session<'a, B: Backend> {
 
 const ROOM: usize = 8;
 
-fn pages(i: usize) -> Vec<u32> {
+fn pages(i: usize) -> PageTable {
     (0..ROOM as u32).map(|p| (i * ROOM) as u32 + p).collect()
 }
 

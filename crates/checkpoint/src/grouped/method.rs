@@ -14,8 +14,8 @@ use crate::error::{FileError, Result};
 /// Quantization method of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Method {
-    /// GPTQ: a word packs several inputs; zero points are stored minus `lift`.
-    Gptq { bits: usize, group: Option<usize>, lift: i32 },
+    /// GPTQ: a word packs several inputs; zero points are stored minus `zero_offset`.
+    Gptq { bits: usize, group: Option<usize>, zero_offset: i32 },
     /// AWQ: a word packs several outputs.
     Awq { group: Option<usize> },
     /// FP8.
@@ -100,7 +100,7 @@ impl Settings<'_> {
             n @ (2 | 3 | 4 | 8) => n as usize,
             _ => return Err(self.unsupported("bits", "2, 3, 4 and 8 are")),
         };
-        let lift = match self.text("checkpoint_format")?.as_deref() {
+        let zero_offset = match self.text("checkpoint_format")?.as_deref() {
             None | Some("gptq") => 1,
             Some("gptq_v2") => 0,
             Some(_) => return Err(self.unsupported("checkpoint_format", "gptq and gptq_v2 are")),
@@ -110,7 +110,7 @@ impl Settings<'_> {
         if !self.leaves_out("dynamic") && rules.is_none_or(|r| r.keys().any(|rule| !rule.starts_with("-:"))) {
             return Err(self.unsupported("dynamic", "all layers are read alike"));
         }
-        Ok(Method::Gptq { bits, group: self.group()?, lift })
+        Ok(Method::Gptq { bits, group: self.group()?, zero_offset })
     }
 
     fn awq(&self) -> Result<Method> {
@@ -209,7 +209,7 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
         let mut module = Module { name: &name, tensors };
         let Some(codes) = module.take(end) else { continue };
         let made = match &method {
-            Method::Gptq { bits, group, lift } => module.gptq(codes, *bits, *group, *lift)?,
+            Method::Gptq { bits, group, zero_offset } => module.gptq(codes, *bits, *group, *zero_offset)?,
             Method::Awq { group } => module.awq(codes, *group)?,
             Method::Floats(sharing) => module.floats(codes, sharing)?,
             Method::Compressed(sharing) if end == "weight" => module.bytes(codes, sharing)?,
@@ -263,7 +263,7 @@ impl Module<'_> {
         })
     }
 
-    fn gptq(&mut self, codes: Taken, bits: usize, group: Option<usize>, lift: i32) -> Result<Grouped> {
+    fn gptq(&mut self, codes: Taken, bits: usize, group: Option<usize>, zero_offset: i32) -> Result<Grouped> {
         let part = codes.part();
         let [lines, rows] = part.matrix()?;
         part.elements("I32")?;
@@ -280,7 +280,7 @@ impl Module<'_> {
         zeros.part().elements("I32")?;
         scales.part().is_finite()?;
         let groups = self.take("g_idx").map(|order| groups_of(&order.part(), cols, count)).transpose()?;
-        let zeros = Zeros::Down { words: zeros.stored, bits, lift };
+        let zeros = Zeros::Down { words: zeros.stored, bits, zero_offset };
         let (codes, scales) = (Codes::Down { words: codes.stored, bits }, Scales::ByGroup(scales.stored));
         Ok(Grouped {
             rows,
@@ -343,7 +343,7 @@ impl Module<'_> {
             None => Zeros::All(0),
             Some(zeros) => {
                 zeros.part().elements("I8")?;
-                Zeros::Bytes { bytes: zeros.stored, lift: 0 }
+                Zeros::Bytes { bytes: zeros.stored, zero_offset: 0 }
             }
         };
         self.scaled(&codes, shape, Codes::Bytes(codes.stored.clone()), zeros, sharing)
@@ -375,7 +375,7 @@ impl Module<'_> {
             None => Zeros::All(half),
             // Some writers pack the zero points too, others do not.
             Some(zeros) if zeros.part().elements("I8").is_ok() => {
-                Zeros::Bytes { bytes: zeros.stored, lift: half }
+                Zeros::Bytes { bytes: zeros.stored, zero_offset: half }
             }
             Some(zeros) => {
                 let [_, count] = zeros.part().matrix()?;

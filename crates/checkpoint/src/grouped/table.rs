@@ -40,14 +40,14 @@ impl<T: Copy> Table<T> {
 pub(super) enum Zeros {
     /// One for all.
     All(i32),
-    /// [groups, packed words of all outputs], each minus `lift`.
-    Down { words: Stored, bits: usize, lift: i32 },
+    /// [groups, packed words of all outputs], each minus `zero_offset`.
+    Down { words: Stored, bits: usize, zero_offset: i32 },
     /// [groups, outputs / 8], in the order of [`ACROSS`].
     Across { words: Stored },
     /// [packed words of all outputs, groups]
     Along { words: Stored, bits: usize },
-    /// [outputs, groups]: i8, each minus `lift`.
-    Bytes { bytes: Stored, lift: i32 },
+    /// [outputs, groups]: i8, each minus `zero_offset`.
+    Bytes { bytes: Stored, zero_offset: i32 },
 }
 
 impl Zeros {
@@ -55,11 +55,13 @@ impl Zeros {
     pub(super) fn read(&self, rows: usize) -> Table<i32> {
         match self {
             Zeros::All(zero) => Table::All(*zero),
-            Zeros::Down { words, bits, lift } => {
+            Zeros::Down { words, bits, zero_offset } => {
                 let lines = words.bytes().as_chunks::<4>().0.chunks_exact(words.shape[1]);
                 let zero =
                     |line: &[[u8; 4]], r| bits_at(|w| u32::from_le_bytes(line[w]), r * bits, *bits) as i32;
-                Table::ByGroup(lines.flat_map(|line| (0..rows).map(move |r| zero(line, r) + lift)).collect())
+                Table::ByGroup(
+                    lines.flat_map(|line| (0..rows).map(move |r| zero(line, r) + zero_offset)).collect(),
+                )
             }
             Zeros::Across { words } => {
                 let eight = |word: &[u8; 4]| {
@@ -78,8 +80,9 @@ impl Zeros {
                 let zero = |r: usize, g: usize| bits_at(|w| word(w, g), r * bits, *bits) as i32;
                 Table::ByRow((0..rows).flat_map(|r| (0..count).map(move |g| zero(r, g))).collect())
             }
-            Zeros::Bytes { bytes, lift } => {
-                let mut all: Vec<i32> = bytes.bytes().iter().map(|z| i32::from(*z as i8) + lift).collect();
+            Zeros::Bytes { bytes, zero_offset } => {
+                let mut all: Vec<i32> =
+                    bytes.bytes().iter().map(|z| i32::from(*z as i8) + zero_offset).collect();
                 match all.as_slice() {
                     [_] => Table::All(all.swap_remove(0)),
                     _ => Table::ByRow(all),

@@ -64,11 +64,11 @@ impl Matrix {
         self
     }
 
-    /// Expected values. `lift` is added to the zero points.
-    fn want(&self, lift: i64) -> Vec<f32> {
+    /// Expected values. `zero_offset` is added to the zero points.
+    fn want(&self, zero_offset: i64) -> Vec<f32> {
         let at = |r: usize, c: usize| {
             let g = self.of[c];
-            let code = i64::from(self.codes[r][c]) - i64::from(self.zeros[r][g]) - lift;
+            let code = i64::from(self.codes[r][c]) - i64::from(self.zeros[r][g]) - zero_offset;
             self.scales[r][g] * code as f32
         };
         (0..self.rows).flat_map(|r| (0..self.cols).map(move |c| at(r, c))).collect()
@@ -218,11 +218,11 @@ fn every_layout_stands_for_the_numbers_it_was_made_from() {
                     sharing == Neighbours || cols <= group || sharing == Anywhere && cols % group == 0;
                 let format = if group % 32 == 0 && alike { narrowest } else { F32 };
                 let what = format!("[{rows}, {cols}] in groups of {group}, {bits} bits, {sharing:?}");
-                for (lift, version) in [(1, "gptq"), (0, "gptq_v2")] {
+                for (zero_offset, version) in [(1, "gptq"), (0, "gptq_v2")] {
                     let settings = json!({"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version});
                     let (data, got) = Tensors::gptq(&m).read(&settings);
-                    assert!(data == m.want(lift), "{what}, {version}");
-                    if lift == 0 || !sym {
+                    assert!(data == m.want(zero_offset), "{what}, {version}");
+                    if zero_offset == 0 || !sym {
                         assert_eq!(got, format, "{what}, {version}");
                     }
                 }

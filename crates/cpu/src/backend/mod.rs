@@ -413,6 +413,7 @@ mod tests {
         scalar: Isa::Scalar, 2;
         avx2: Isa::Avx2, 2;
         avxvnni: Isa::AvxVnni, 2;
+        avx512: Isa::Avx512, 2;
         best: Isa::best(), 3;
         one_thread: Isa::best(), 1;
     }

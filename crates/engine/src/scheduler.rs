@@ -363,6 +363,7 @@ impl Scheduler {
     /// Index of the waiting sequence to admit next: the first one of the client with the fewest running. `None` if all
     /// of them wait for a prefix, or for a slot that their client has no claim to.
     fn next_waiting(&self) -> Option<usize> {
+        // So it is in most steps: no need to count the running sequences of each client.
         if self.waiting.is_empty() {
             return None;
         }

@@ -61,7 +61,7 @@ impl<F: HasPackedKind> StepKind for Kind<F> {
     const WIDE: bool = F::SHAPE.is_wide();
 }
 
-/// Of one with integer scales.
+/// For a `PackedKind` with integer scales.
 impl<F: HasPackedKind> IntKind for Kind<F> {
     const NARROW: bool = F::SHAPE.is_narrow();
     const MINS: usize = if F::SHAPE.has_mins() { CHUNK / F::SHAPE.run / 2 } else { 0 };

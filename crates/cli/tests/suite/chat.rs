@@ -35,8 +35,14 @@ impl Terminal {
         // SAFETY: both descriptor pointers and the window size are valid for the call; null name and termios select the
         // defaults.
         assert_eq!(unsafe { libc::openpty(&mut ours, &mut theirs, name, how, &size) }, 0);
-        // SAFETY: `openpty` has just opened both descriptors, and nothing else owns them.
-        let (ours, theirs) = unsafe { (File::from_raw_fd(ours), File::from_raw_fd(theirs)) };
+        // SAFETY: `openpty` has just opened both descriptors, and nothing else owns them. Programs that inherited the
+        // terminal's other end would keep it open for good.
+        let (ours, theirs) = unsafe {
+            for descriptor in [ours, theirs] {
+                assert_eq!(libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC), 0);
+            }
+            (File::from_raw_fd(ours), File::from_raw_fd(theirs))
+        };
         let copy = || Stdio::from(theirs.try_clone().unwrap());
         let (input, output, error) = (copy(), copy(), copy());
         // SAFETY: between fork and exec the closure makes plain system calls only: it does not allocate or lock. They
@@ -88,6 +94,14 @@ impl Terminal {
     fn line(&mut self, line: &str) -> String {
         self.keys(&format!("{line}\r"));
         self.until(PROMPT)
+    }
+}
+
+/// No program outlives its test, whether that ended the chat, failed, or left it at the prompt.
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -1,4 +1,4 @@
-//! What people and CI run besides cargo's own commands: `cargo xtask COMMAND`.
+//! Commands for people and CI besides cargo's own: `cargo xtask COMMAND`.
 
 mod attack;
 mod browser;

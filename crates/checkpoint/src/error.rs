@@ -21,7 +21,7 @@ pub enum FileError {
         path: PathBuf,
         /// The place in it: a key, a tensor, a byte range.
         field: String,
-        /// What is wrong there.
+        /// The defect.
         why: String,
     },
     /// The file is well-formed but needs something that is not implemented.
@@ -29,7 +29,7 @@ pub enum FileError {
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// What it asks for.
+        /// The unsupported setting.
         what: String,
         /// Why not, and what to do instead.
         why: String,

@@ -13,7 +13,7 @@ use crate::devices::candidates;
 use crate::settings::{EngineConfig, Sources};
 use crate::{Failed, build, env};
 
-/// Where pages are kept, and how many bytes they may take.
+/// Folder of the pages, and how many bytes they may take.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskCache {
     folder: PathBuf,

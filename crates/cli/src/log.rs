@@ -47,7 +47,7 @@ fn parts() -> Vec<&'static str> {
     parts
 }
 
-/// What is logged, and how.
+/// Levels and format of the log.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Log")]
 pub(crate) struct LogArgs {

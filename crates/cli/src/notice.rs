@@ -11,7 +11,7 @@ pub(crate) enum Notice {
     Taken(String),
     /// Why the model will be slower than it could be.
     Slow(String),
-    /// What was done with weights that were to be quantized.
+    /// Formats given to weights that were to be quantized.
     Quantized(String),
     /// A preferred device that is passed over, and why.
     PassedOver(String),

@@ -19,7 +19,7 @@ use crate::devices::{Arithmetic, CpuOptions, DeviceChoice, Isa, cores};
 pub(crate) use flags::{DeviceArgs, EngineArgs, Flags, KV, SampleArgs};
 pub(crate) use sources::{Seed, Sources, Switch, reason, unreadable};
 
-/// Where a value came from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Flag,

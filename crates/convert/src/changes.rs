@@ -47,7 +47,7 @@ impl Change {
         }
     }
 
-    /// What it would do and why that is impossible with weights of this format; `None` if it is possible.
+    /// The change and why it is impossible with weights of this format; `None` if it is possible.
     pub(super) fn refuses(&self, format: Format) -> Option<[&'static str; 2]> {
         let is_whole = |n: usize| format.row_bytes(n).is_some();
         match self {

@@ -290,7 +290,7 @@ pub(super) fn windows(header: &mut Header, model: &Model, reader: &Family, with_
     }
 }
 
-/// What the file's settings would change in the model, if anything.
+/// The difference that the file's settings would make to the model, if any.
 pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<String> {
     let (mine, read) = (alike(model, read), alike(read, read));
     let parts: [(&str, bool); 12] = [

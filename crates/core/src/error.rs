@@ -66,11 +66,11 @@ pub enum Error {
 /// A weight that a device cannot store, with an alternative for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// What was refused.
+    /// The refused op or setting.
     pub what: String,
     /// Reason.
     pub why: String,
-    /// What the user can do instead.
+    /// Advice to the user.
     pub instead: String,
 }
 

@@ -263,7 +263,7 @@ pub enum Scores {
     },
 }
 
-/// Where an expert's routing weight is applied.
+/// Whether an expert's input or output is multiplied by its routing weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoutingWeightOn {
     /// To the expert's output.
@@ -314,7 +314,7 @@ pub struct QkNorm<B: Memory> {
     pub k: Norm<B>,
 }
 
-/// Which elements of a head RoPE pairs.
+/// The elements of a head that RoPE pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
     /// Element `i` with `i + dim / 2` (NeoX style).
@@ -330,7 +330,7 @@ pub enum RopePairs {
 pub struct RopeTable<B: Memory> {
     /// [context, dim]: the cosines of a position's `dim / 2` angles, then their sines.
     pub table: Tensor<B>,
-    /// Which elements are paired. Elements of a head past `dim` are not rotated.
+    /// The pairing. Elements of a head past `dim` are not rotated.
     pub pairs: RopePairs,
 }
 
@@ -380,7 +380,7 @@ pub struct DeltaHeads {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
-    /// Which value heads share a key head.
+    /// The value heads that share a key head.
     pub sharing: Sharing,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct ActivationTask<'a> {
     pub act: Activation,
     /// [rows, width]
     pub out: &'a MatMut<'a, f32>,
-    /// Which rows.
+    /// The rows.
     pub rows: Range<usize>,
     /// Columns to compute, which nobody else writes. They begin at a multiple of [`PAIR`].
     pub columns: Range<usize>,

@@ -73,7 +73,7 @@ impl Drop for Allocation {
 #[derive(Default)]
 pub(crate) struct Arena {
     free: RefCell<BTreeMap<usize, Vec<Region>>>,
-    /// Where the next weight is allocated: a region, and how many of its bytes are taken.
+    /// Position of the next weight: a region, and how many of its bytes are taken.
     shelf: RefCell<(Weak<Region>, usize)>,
 }
 

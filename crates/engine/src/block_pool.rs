@@ -37,7 +37,7 @@ impl FromIterator<BlockId> for PageTable {
     }
 }
 
-/// What a page follows: the published page before it, or the start of a sequence.
+/// Parent of a page: the published page before it, or the start of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Chain(u64);
 
@@ -45,7 +45,7 @@ impl Chain {
     /// Start of sequences without a salt, which share their pages with each other.
     pub const ROOT: Chain = Chain(0);
 
-    /// What pages of cross-attention K and V follow.
+    /// Parent of pages with cross-attention K and V.
     const INPUT: Chain = Chain(1 << 62);
 
     /// Start of sequences that share pages only with those of the same salt.
@@ -108,14 +108,14 @@ pub struct Published {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NewPage {
     pub(crate) block: BlockId,
-    /// What it follows.
+    /// Its parent.
     pub(crate) after: Chain,
     /// Chain of what follows it.
     pub(crate) chain: Chain,
     pub(crate) tokens: Box<[u32]>,
 }
 
-/// What has changed since changes were last taken.
+/// Changes since changes were last taken.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Pages that were published, in order.

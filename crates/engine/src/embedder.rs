@@ -30,7 +30,7 @@ pub struct EmbedderInfo {
     pub names: Vec<String>,
     /// Tokenizes texts to encoder inputs.
     pub inputs: Inputs,
-    /// What is computed for each text.
+    /// The output computed for each text.
     pub wanted: Wanted,
     /// Values per text: embedding dimension or number of scores.
     pub width: usize,
@@ -40,7 +40,7 @@ pub struct EmbedderInfo {
     pub queue: usize,
 }
 
-/// What is computed for each text.
+/// The output computed for each text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// Embeddings with this pooling.

@@ -218,7 +218,7 @@ impl<B: Backend> BatchWorker for Engine<B> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// What a part's request gives to the runner; `None` if it has ended.
+    /// A part's request as the runner needs it; `None` if it has ended.
     fn asked(&self, part: &BatchPart) -> Option<SampleInput<'_>> {
         self.requests.get(&part.id).map(Active::asked)
     }

@@ -180,7 +180,7 @@ pub struct LoadLora {
 pub struct Submission {
     /// The request.
     pub request: Request,
-    /// Where its events are sent.
+    /// Channel to which its events are sent.
     pub listener: Listener,
 }
 

@@ -268,7 +268,7 @@ impl<B: Backend> Runner<B> {
 struct PartRows<'a> {
     /// Full rows, in order: those that are scored, and those to sample from if all of them are needed.
     whole: vec::IntoIter<&'a mut [f32]>,
-    /// What there is of the others to sample from.
+    /// Candidates of the other rows to sample from.
     sampled: vec::IntoIter<SampledRow<'a>>,
     /// Reads a row in full.
     fetch: &'a dyn Fn(usize) -> Result<Vec<f32>, Error>,

@@ -213,7 +213,7 @@ impl Sampler {
         Ok(Choice { token, logprob: None, top: Vec::new() })
     }
 
-    /// What sampling needs of a row of `vocab` logits.
+    /// The part of a row of `vocab` logits that sampling needs.
     pub fn needs(&self, vocab: usize) -> Needs {
         if self.policy.is_some() {
             return Needs::Row;

@@ -86,7 +86,7 @@ pub struct BatchPart {
     pub blocks: PageTable,
     /// Rows of its recurrent state before and after the step, in a model that has any.
     pub state: Option<StateRows>,
-    /// Which of these tokens need logits.
+    /// The tokens among these that need logits.
     pub logits: Wanted,
     /// LoRA adapter.
     pub lora: Option<LoraRef>,
@@ -113,7 +113,7 @@ pub struct CrossPart {
     pub encode: bool,
 }
 
-/// Which logits of a part are computed.
+/// The logits of a part that are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// None: no token is sampled after this part.

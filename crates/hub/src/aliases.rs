@@ -162,7 +162,7 @@ pub fn is_alias(name: &str) -> bool {
     find(name).is_some()
 }
 
-/// What an alias resolves to.
+/// Target of an alias.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
     /// A model, and optionally a quantization.

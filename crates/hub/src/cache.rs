@@ -31,7 +31,7 @@ pub struct Snapshot {
     pub repo: RepoName,
     /// Commit hash.
     pub commit: String,
-    /// What to load: the (first) GGUF file, or the folder with `config.json` and the weights.
+    /// Path to load: the (first) GGUF file, or the folder with `config.json` and the weights.
     pub path: PathBuf,
     /// All files of the model.
     pub files: Vec<PathBuf>,
@@ -56,7 +56,7 @@ pub struct CachedModel {
     pub complete: bool,
 }
 
-/// What was removed.
+/// Number and size of removed files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Removed {
     /// Number of files.

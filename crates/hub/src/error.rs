@@ -91,7 +91,7 @@ pub enum HubError {
         host: String,
         /// HTTP status.
         status: u16,
-        /// What was requested.
+        /// The requested file or listing.
         what: String,
         /// The server's message, sanitized.
         message: String,
@@ -101,7 +101,7 @@ pub enum HubError {
         "cannot get {what}: {why} (tried {}). {}", times(*.tries), then(*.kept)
     )]
     Network {
-        /// What was requested.
+        /// The requested file or listing.
         what: String,
         /// Why the last attempt failed.
         why: String,
@@ -116,7 +116,7 @@ pub enum HubError {
         seconds(.wait), if *.kept { "What has arrived is kept; with" } else { "With" }
     )]
     Busy {
-        /// What was requested.
+        /// The requested file or listing.
         what: String,
         /// The server's answer.
         why: String,
@@ -130,9 +130,9 @@ pub enum HubError {
         "the answer about {what} cannot be used: {why}. If you set another endpoint, check that it is a hub"
     )]
     Answer {
-        /// What was requested.
+        /// The requested file or listing.
         what: String,
-        /// What is wrong with the answer.
+        /// Defect of the answer.
         why: String,
     },
     /// A file's name is not safe.
@@ -144,7 +144,7 @@ pub enum HubError {
         repo: RepoName,
         /// The file's name, truncated.
         name: String,
-        /// What is wrong with it.
+        /// Its defect.
         why: &'static str,
     },
     /// No file has the requested quantization.
@@ -154,7 +154,7 @@ pub enum HubError {
         repo: RepoName,
         /// The requested quantization.
         wanted: String,
-        /// What there is instead.
+        /// The names that exist.
         have: String,
     },
     /// Several files match.
@@ -215,7 +215,7 @@ pub enum HubError {
         file: String,
         /// The announced length.
         want: u64,
-        /// What was received.
+        /// The bytes received.
         got: String,
     },
     /// A file's hash differs from the announced one.

@@ -35,7 +35,7 @@ impl From<HubError> for Trouble {
     }
 }
 
-/// What a request is about, for errors.
+/// Subject of a request, for errors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target<'a> {
     pub(crate) repo: &'a RepoName,

@@ -17,7 +17,7 @@ const LONGEST_PATH: usize = 1024;
 pub struct ModelRef {
     /// Repository on the hub.
     pub repo: RepoName,
-    /// Which GGUF file: a quantization, or a file's name without `.gguf`.
+    /// The GGUF file's variant: a quantization, or a file's name without `.gguf`.
     pub quant: Option<String>,
     /// Branch, tag or commit.
     pub revision: Option<String>,
@@ -71,7 +71,7 @@ impl fmt::Display for ModelRef {
     }
 }
 
-/// What the URL of a web page at the hub refers to.
+/// Target of the URL of a web page at the hub.
 struct Page<'a> {
     name: &'a str,
     revision: Option<&'a str>,

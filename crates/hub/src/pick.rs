@@ -1,4 +1,4 @@
-//! Which files of a repository to use. The choice is the same from the hub's listing and from the cache.
+//! Choice of a repository's files. It is the same from the hub's listing and from the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -133,7 +133,7 @@ pub enum Event<'a> {
     },
     /// A request failed and will be retried.
     Retrying {
-        /// What was requested.
+        /// The requested file or listing.
         what: &'a str,
         /// Why it failed.
         why: &'a str,

@@ -61,7 +61,7 @@ impl Model {
         }
     }
 
-    /// What the loading of its weights depends on.
+    /// Context for loading its weights.
     pub(crate) fn source(&self) -> Source<'_> {
         let spec = &self.spec;
         let (tied, layers) = (spec.tied_embeddings, spec.layers.len());

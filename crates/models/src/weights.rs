@@ -59,13 +59,13 @@ pub(crate) struct Target {
     pub name: String,
     /// Outputs and inputs of the tensor.
     pub shape: (usize, usize),
-    /// Which of the tensor's rows the layer has, if not all in order.
+    /// The tensor's rows that the layer has, if not all in order.
     pub runs: Option<Runs>,
     /// Whether its weights are quantized in blocks.
     pub blocks: bool,
 }
 
-/// What the loading of a model's weights depends on.
+/// Context for loading a model's weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
     /// The files.
@@ -116,7 +116,7 @@ impl Source<'_> {
     }
 }
 
-/// What all blocks of a model have in common.
+/// Settings common to all blocks of a model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Common {
     /// Width of a hidden state.

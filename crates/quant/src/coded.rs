@@ -60,7 +60,7 @@ pub trait ScaleSink {
 
 /// A block as codes and scales.
 pub trait Coded: Block {
-    /// What the codes and scales mean.
+    /// Meaning of the codes and scales.
     const CODING: Coding;
 
     /// Writes the codes, one per byte in the order of the weights, before the bias is subtracted or the table looked

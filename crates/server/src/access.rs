@@ -32,7 +32,7 @@ tokio::task_local! {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes(Arc<Mutex<Noted>>);
 
-/// What the log line says about how a request was answered.
+/// Outcome of a request, for its log line.
 #[derive(Debug, Default)]
 pub(crate) struct Noted {
     /// Request id.

@@ -50,7 +50,7 @@ impl Generation {
     }
 }
 
-/// Where settings come from.
+/// Source of settings.
 enum Numbers<'a> {
     Hf { path: PathBuf, json: Json },
     Gguf(&'a Metadata),

@@ -22,7 +22,7 @@ const TAGS: [(&str, &str); 7] = [
 const CHANNEL: &str = "<|channel|>";
 /// Starts a channel's text.
 const MESSAGE: &str = "<|message|>";
-/// What ends a channel's text.
+/// End of a channel's text.
 const CHANNEL_ENDS: [&str; 5] = ["<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>"];
 /// The channel of reasoning.
 const ANALYSIS: &str = "analysis";

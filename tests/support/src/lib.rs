@@ -1,4 +1,4 @@
-//! What tests share: where reference data lies, and how to read it.
+//! Shared by tests: paths of reference data, and how to read it.
 //!
 //! Golden files are in the repository. Files of other owners are not: tests that use them ask [`shared`], which says so
 //! and lets them skip where the files are absent, and fails in CI.

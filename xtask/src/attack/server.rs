@@ -12,7 +12,7 @@ use serde_json::Value;
 /// Timeout after which anything counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the server's log goes.
+/// Path of the server's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Log {
     /// Discarded.

@@ -82,7 +82,7 @@ fn spills(listing: &str) -> (Vec<Spill>, usize) {
     (found, looked_at)
 }
 
-/// What a loop spills.
+/// Registers that a loop spills.
 fn spill(function: &Function<'_>, body: &[usize]) -> Option<Spill> {
     let has_frame = function.has_frame();
     let uses = body.iter().filter_map(|i| Some((function.body[*i].at, function.body[*i].slot(has_frame)?)));

@@ -23,7 +23,7 @@ use source::File;
 struct Finding {
     path: String,
     line: usize,
-    /// What is wrong, and what to do.
+    /// The violation, and what to do.
     what: String,
 }
 

@@ -109,7 +109,7 @@ pub(super) fn backends(files: &[File]) -> Vec<&str> {
     names.filter(|name| is_crate(name)).collect()
 }
 
-/// What a character of Rust belongs to.
+/// Kind of source that a character of Rust belongs to.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Code,

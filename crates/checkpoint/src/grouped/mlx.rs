@@ -15,7 +15,7 @@ use crate::error::{FileError, Result};
 /// Quantization settings: the global ones, or those of one matrix.
 struct Settings<'a> {
     json: &'a Value,
-    /// Where in the config they are.
+    /// Their path in the config.
     at: String,
     path: &'a Path,
 }

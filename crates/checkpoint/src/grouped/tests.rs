@@ -23,7 +23,7 @@ struct Matrix {
     of: Vec<usize>,
 }
 
-/// Which inputs share a scale.
+/// The inputs that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Sharing {
     Neighbours,

@@ -2,7 +2,7 @@
 //!
 //! Options that have an equivalent of ours are aliases of it, and not listed here.
 
-/// What follows the option.
+/// The option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     Nothing,

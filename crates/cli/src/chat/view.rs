@@ -37,7 +37,7 @@ impl Looks {
     }
 }
 
-/// What has been shown so far.
+/// The text shown so far.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Nothing,

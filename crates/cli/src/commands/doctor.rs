@@ -95,7 +95,7 @@ fn config(args: &Doctor, sources: &Sources, generation: &Generation) -> Result<E
     resolve(sources, &Flags { engine, sampling, ..Flags::default() }, generation, Defaults::CHAT)
 }
 
-/// What a model would take on each device, and the plan for the first device with room; or why none has.
+/// Memory that a model would take on each device, and the plan for the first device with room; or why none has.
 fn planned(
     name: &str,
     config: &EngineConfig,

@@ -14,7 +14,7 @@ impl Memory {
         Memory { total: self.total.min(other.total), free: self.free.min(other.free) }
     }
 
-    /// What the system reports; `None` where that is not supported.
+    /// Memory that the system reports; `None` where that is not supported.
     pub(crate) fn now() -> Option<Memory> {
         let text = std::fs::read_to_string("/proc/meminfo").ok()?;
         let memory = Memory { total: field(&text, "MemTotal:")?, free: field(&text, "MemAvailable:")? };

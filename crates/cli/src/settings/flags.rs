@@ -150,7 +150,7 @@ fn seed(text: &str) -> Result<u64, String> {
     text.parse().map(|Seed(seed)| seed)
 }
 
-/// What a command without an engine runs on.
+/// Device and threads of a command without an engine.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceArgs {

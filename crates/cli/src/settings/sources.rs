@@ -15,7 +15,7 @@ use crate::{Failed, env};
 /// Name of the table that has the settings of single models.
 const MODELS: &str = "models";
 
-/// Where settings are looked up.
+/// Sources in which settings are looked up.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
     file: Option<File>,

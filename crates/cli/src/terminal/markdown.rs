@@ -29,7 +29,7 @@ pub(crate) struct Markdown {
     before: char,
 }
 
-/// What a line begins with.
+/// Marker at the start of a line.
 enum Start {
     /// Undecided until more text arrives.
     Unknown,
@@ -186,7 +186,7 @@ fn bold(inner: &str, put: &mut Put<'_>) -> io::Result<()> {
     styled.filter(|(text, _)| !text.is_empty()).try_for_each(|(text, style)| put(text, style, false))
 }
 
-/// What a line begins with; `held` is as much of it as has arrived. In a block of code only the closing fence counts.
+/// Marker at the start of a line; `held` is as much of it as has arrived. In a code block only the closing fence counts.
 fn line_start(held: &str, fence: Option<&str>, at_end: bool) -> Start {
     let (line, whole) = held.split_once('\n').map_or((held, at_end), |(line, _)| (line, true));
     let length = held.find('\n').map_or(held.len(), |at| at + 1);

@@ -226,32 +226,12 @@ impl<'a, B: Backend> Bench<'a, B> {
         if !self.suite.values {
             return Ok(());
         }
-        let got: Vec<f32> = self.down(got)?;
-        for (i, (g, (w, bound))) in got.iter().zip(&want.data).enumerate() {
-            let off = (f64::from(*g) - w).abs();
-            if off > bound * self.suite.slack || off.is_nan() {
-                let (r, c) = (i / want.cols, i % want.cols);
-                return Err(format!(
-                    "{what:?}: [{r}, {c}] is {g}, should be {w} within {bound:e}, is off by {off:e}"
-                ));
-            }
-        }
-        Ok(())
+        within_bounds(&what, &self.down(got)?, want, self.suite.slack)
     }
 
     /// Checks that two tensors are bit-identical, if values are compared.
     fn same(&self, what: impl Debug, got: &Tensor<B>, want: &Tensor<B>) -> Outcome {
-        let (got, want): (Vec<f32>, Vec<f32>) = (self.down(got)?, self.down(want)?);
-        let differs = got.iter().zip(&want).position(|(g, w)| g.to_bits() != w.to_bits());
-        match differs.filter(|_| self.suite.values) {
-            _ if got.len() != want.len() => {
-                Err(format!("{what:?}: {} elements, not {}", got.len(), want.len()))
-            }
-            Some(i) => {
-                Err(format!("{what:?}: element {i} is {} in one and {} in the other", got[i], want[i]))
-            }
-            None => Ok(()),
-        }
+        bit_identical(&what, &self.down(got)?, &self.down(want)?, self.suite.values)
     }
 
     /// Compares an override's result with that of the default body.
@@ -304,7 +284,36 @@ struct Bounded {
 impl Bounded {
     /// Built row by row; `row` returns `cols` values with their bounds.
     fn by_rows(rows: usize, cols: usize, mut row: impl FnMut(usize) -> Vec<(f64, f64)>) -> Bounded {
-        Bounded { data: (0..rows).flat_map(&mut row).collect(), rows, cols }
+        let mut data = Vec::with_capacity(rows * cols);
+        (0..rows).for_each(|r| data.append(&mut row(r)));
+        Bounded { data, rows, cols }
+    }
+}
+
+/// Compares values with an oracle's result. Like [`bit_identical`] compiled once, not for each backend and description.
+fn within_bounds(what: &dyn Debug, got: &[f32], want: &Bounded, slack: f64) -> Outcome {
+    for (i, (g, (w, bound))) in got.iter().zip(&want.data).enumerate() {
+        let off = (f64::from(*g) - w).abs();
+        if off > bound * slack || off.is_nan() {
+            let (r, c) = (i / want.cols, i % want.cols);
+            return Err(format!(
+                "{what:?}: [{r}, {c}] is {g}, should be {w} within {bound:e}, is off by {off:e}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Compares lengths, and bits if `values` are compared.
+fn bit_identical(what: &dyn Debug, got: &[f32], want: &[f32], values: bool) -> Outcome {
+    if got.len() != want.len() {
+        return Err(format!("{what:?}: {} elements, not {}", got.len(), want.len()));
+    }
+    match got.iter().zip(want).position(|(g, w)| g.to_bits() != w.to_bits()) {
+        Some(i) if values => {
+            Err(format!("{what:?}: element {i} is {} in one and {} in the other", got[i], want[i]))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -10,7 +10,7 @@ pub struct Moe<'a, B: Memory> {
     pub x: &'a Tensor<B>,
     /// [rows, experts]: routing weights. An expert with weight 0 for a row need not be computed for it.
     pub routing_weights: &'a Tensor<B>,
-    /// Where the routing weight is applied. Experts weighted on their input have no biases.
+    /// Whether the routing weight multiplies an expert's input or output. Experts weighted on their input have no biases.
     pub weight_on: RoutingWeightOn,
     /// The experts, all of the same shape.
     pub experts: &'a [Expert<B>],

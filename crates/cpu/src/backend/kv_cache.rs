@@ -20,7 +20,7 @@ enum PagesMut<'a> {
     F8(MatMut<'a, F8>),
 }
 
-/// Where a head's key or value is stored in a page.
+/// Position of a head's key or value in a page.
 struct Place {
     elements: Spread,
     /// Offset of its scale, if the cache is quantized.

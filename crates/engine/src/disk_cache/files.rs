@@ -34,7 +34,7 @@ struct Queue {
     saves: VecDeque<Save>,
     /// No more comes; the thread ends when all is written.
     closing: bool,
-    /// What is left is not written any more.
+    /// Pages that are left are not written any more.
     abandoned: bool,
     /// The thread has ended.
     ended: bool,

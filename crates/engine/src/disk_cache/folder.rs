@@ -13,7 +13,7 @@ use super::key::{Fingerprint, Secret, hex};
 
 const LOCK: &str = "tallow.lock";
 const SECRET: &str = "tallow.secret";
-/// What the names of segments end in.
+/// File name extension of segments.
 const SEGMENT: &str = ".pages";
 
 /// See the [module](self).

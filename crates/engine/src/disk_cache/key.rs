@@ -38,7 +38,7 @@ impl std::fmt::Debug for Keys {
     }
 }
 
-/// What is hashed, so that a digest of one kind is never taken for one of another.
+/// Kind of a digest: hashed first, so that a digest of one kind is never taken for one of another.
 #[derive(Clone, Copy)]
 enum Of {
     Start,
@@ -63,7 +63,7 @@ impl Keys {
         parts.iter().fold(start, |hash, part| hash.chain_update(part)).finalize().into()
     }
 
-    /// What the first page of sequences with this salt follows.
+    /// Parent key of the first page of sequences with this salt.
     pub(super) fn start(&self, salt: Option<&str>) -> PageKey {
         PageKey(match salt {
             None => self.hash(Of::Start, &[]),

@@ -72,7 +72,7 @@ enum Place {
     Record { segment: u32, number: u32 },
 }
 
-/// Which pages there are. Shared by the store, which reads and writes them, and the engine, which looks them up.
+/// Index of the stored pages. Shared by the store, which reads and writes them, and the engine, which looks them up.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     pages: HashMap<PageKey, Place>,
@@ -184,7 +184,7 @@ impl PageStore {
         Ok(store)
     }
 
-    /// Which pages there are.
+    /// Index of the stored pages.
     pub(super) fn index(&self) -> &SharedIndex {
         &self.index
     }
@@ -247,7 +247,7 @@ impl PageStore {
         Ok(Segment { file, name: found.name.clone(), bytes: whole, pages, used: found.used })
     }
 
-    /// What a segment begins with.
+    /// Header of a segment.
     fn segment_start(&self) -> Box<[u8; START]> {
         let mut start = Box::new([0; START]);
         let (tokens, bytes) = (self.shape.tokens as u32, self.shape.bytes as u64);
@@ -264,7 +264,7 @@ impl PageStore {
         start
     }
 
-    /// What a page's record begins with.
+    /// Header of a page's record.
     fn record_start(&self, page: &PageName) -> Vec<u8> {
         let mut start = [&page.key.0[..], &page.after.0, &token_bytes(&page.tokens)].concat();
         start.extend(self.keys.record_head(&start));

@@ -63,7 +63,7 @@ impl Active {
         self.new_tokens
     }
 
-    /// What the runner needs of it.
+    /// The fields that the runner needs.
     pub(super) fn asked(&self) -> SampleInput<'_> {
         SampleInput { sampler: &self.sampler, prompt: &self.prompt, input: self.input.as_deref() }
     }

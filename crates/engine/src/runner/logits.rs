@@ -21,7 +21,7 @@ pub(super) struct PartLogits {
     pub(super) needs: Needs,
     /// Tokens whose logits the sampler edits, if it samples from candidates: one gather for each row.
     edited: Vec<u32>,
-    /// Where those of the first row are in the step's.
+    /// Index of the first row's logits in the step's.
     edited_at: usize,
     /// Of the sampler.
     temperature: f32,
@@ -203,7 +203,8 @@ impl LogitsPlan {
         Ok(launched)
     }
 
-    /// What the device has computed of a part's rows to sample from, in order: nothing for rows that are read in full.
+    /// Candidates and sums that the device has computed of a part's rows to sample from, in order: nothing for rows that
+    /// are read in full.
     pub(super) fn sampled<'a>(
         &'a self,
         read: &'a LogitsRead,

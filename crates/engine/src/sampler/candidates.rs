@@ -21,7 +21,7 @@ pub fn candidates_of(vocab: usize) -> usize {
     (vocab / 8).min(MOST)
 }
 
-/// What a device returns of a row of logits in place of all of them.
+/// Largest logits of a row and sums over it, which a device returns in place of the whole row.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidates<'a> {
     /// The most likely tokens, most likely first; of equals the lower id first. Not all of them.

@@ -84,7 +84,7 @@ impl<W: BatchWorker> InFlight<W> {
         &self.batch
     }
 
-    /// What was launched, unless that failed.
+    /// The launched step, unless launching failed.
     pub(crate) fn launched(&self) -> Option<&W::Launched> {
         self.launched.as_ref().ok()
     }

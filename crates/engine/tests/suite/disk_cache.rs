@@ -220,7 +220,7 @@ fn a_restart_finds_what_was_computed_on_a_gpu() {
     }
 }
 
-/// What was evicted from memory is found on disk, in the same process.
+/// Pages evicted from memory are found on disk, in the same process.
 #[test]
 fn what_was_evicted_is_loaded() {
     let folder = TempDir::new().unwrap();

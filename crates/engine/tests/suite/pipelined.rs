@@ -31,7 +31,7 @@ use crate::common::{
     Wrong, comes_to_rest, ends, events, info, limits, model, reason, request, start_on, tokens,
 };
 
-/// What a request is told, without what depends on others: times, and what was found in the prefix cache.
+/// Events of a request, without what depends on others: times, and what was found in the prefix cache.
 #[derive(Debug, Default)]
 struct Said {
     prompt: Vec<Choice>,
@@ -121,7 +121,7 @@ fn runner<B: Backend>(b: B, model: &Model, pages: usize) -> Runner<B> {
     Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, state_rows: 0 }).unwrap()
 }
 
-/// What the requests are told by a loop that does one thing after another: the next batch, its step, the tokens, the
+/// Events of the requests in a loop that does one thing after another: the next batch, its step, the tokens, the
 /// text.
 fn one_after_another<B: Backend>(b: B, asked: &[Asked], adapters: usize) -> Vec<Said> {
     let model = model();
@@ -185,7 +185,7 @@ fn one_after_another<B: Backend>(b: B, asked: &[Asked], adapters: usize) -> Vec<
     all.into_iter().map(|(.., said)| said).collect()
 }
 
-/// What a request is told until it ends, or until its client leaves.
+/// Events of a request until it ends, or until its client leaves.
 fn hear(mut receiver: UnboundedReceiver<Event>, leaves_after: Option<usize>) -> Said {
     let mut said = Said::default();
     while leaves_after.is_none_or(|most| said.pieces.len() < most) {

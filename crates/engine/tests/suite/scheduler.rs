@@ -29,7 +29,7 @@ impl Asked {
         self.input.map(|input| output(input, 1 + 3 * input as usize))
     }
 
-    /// What its tokens' K and V depend on besides the tokens: salt and encoder input.
+    /// Salt and encoder input: its tokens' K and V depend on these besides the tokens.
     fn salt(&self) -> Option<u64> {
         let input = self.input.map_or(0, |input| 10 * u64::from(input + 1));
         (self.salt.is_some() || input > 0).then(|| input + self.salt.map_or(0, |salt| salt + 1))
@@ -61,7 +61,7 @@ fn asked() -> impl Strategy<Value = Asked> {
     )
 }
 
-/// What the test knows about a sequence.
+/// A sequence as the test knows it.
 struct Known {
     tokens: Vec<u32>,
     most: usize,

@@ -35,7 +35,7 @@ pub struct AdapterFile {
     pairs: BTreeMap<String, Pair>,
 }
 
-/// Which tool wrote it, and so how it names layers.
+/// The tool that wrote it, and so how it names layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Origin {
     Peft,

@@ -15,7 +15,7 @@ use crate::weights::Target;
 /// A target of an adapter's pair.
 pub(super) struct Found {
     pub site: LoraTarget,
-    /// Which rows of `lora_b` it takes, if not all in order.
+    /// The rows of `lora_b` that it takes, if not all in order.
     pub rows: Option<Vec<usize>>,
     pub blocks: bool,
 }

@@ -21,13 +21,13 @@ use cache::LayerCache;
 /// Inputs of a layer's cross-attention.
 #[derive(Debug)]
 pub struct StepInputs<'a, B: Backend> {
-    /// Which of the step's tokens attend to which encoder output.
+    /// The encoder output to which each of the step's tokens attends.
     pub plan: &'a StepPlan<B>,
     /// K and V of the encoder's output.
     pub kv: LayerKv<'a, B>,
 }
 
-/// What a layer's forward pass needs besides its input.
+/// Arguments of a layer's forward pass besides its input.
 #[derive(Debug)]
 pub struct Context<'a, B: Backend> {
     /// The device.

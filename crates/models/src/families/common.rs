@@ -260,7 +260,7 @@ pub(super) fn bias(c: &Config<'_>, hf: &'static str, default: bool) -> Result<Bi
     Ok(if c.flag_or(key(hf, ""), default)? { Bias::Yes } else { Bias::No })
 }
 
-/// Which layers have a sliding window, by `layer_types` or its GGUF equivalent; `default` where there is no list.
+/// The layers with a sliding window, by `layer_types` or its GGUF equivalent; `default` where there is no list.
 pub(super) fn windowed(c: &Config<'_>, layers: usize, default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
     match c.per_layer(WINDOWED, layers, c.find_flags(WINDOWED)?)? {
         Some(list) => Ok(list),
@@ -268,7 +268,7 @@ pub(super) fn windowed(c: &Config<'_>, layers: usize, default: impl Fn(usize) ->
     }
 }
 
-/// Which layers have type `kind` in `layer_types`; the others must be `full_attention`.
+/// The layers of type `kind` in `layer_types`; the others must be `full_attention`.
 pub(super) fn of_type(
     c: &Config<'_>,
     layers: usize,
@@ -286,7 +286,7 @@ pub(super) fn of_type(
     types.into_iter().take(layers).map(is).collect()
 }
 
-/// Which layers have a sliding window: all but every n-th, with n = `default` unless the settings have another.
+/// The layers with a sliding window: all but every n-th, with n = `default` unless the settings have another.
 pub(super) fn windowed_but_every(c: &Config<'_>, layers: usize, default: usize) -> Result<Vec<bool>> {
     // With an explicit list the interval is ignored, so it may have any value.
     let listed = c.has(LAYER_TYPES) || c.has(WINDOWED);

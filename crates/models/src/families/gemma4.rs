@@ -129,7 +129,7 @@ fn spec(c: &Config<'_>) -> Result<DecoderSpec> {
     }))
 }
 
-/// Which layers have a sliding window; never the last.
+/// The layers with a sliding window; never the last.
 fn windowed_layers(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let mut windowed = common::windowed_but_every(c, layers, 6)?;
     if let Some(last) = windowed.last_mut() {

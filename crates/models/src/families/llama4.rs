@@ -95,7 +95,7 @@ fn experts(c: &Config<'_>, width: usize) -> Result<ExpertsSpec> {
     })
 }
 
-/// Which layers have experts.
+/// The layers with experts.
 fn mixed(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     if let Some(listed) = c.find_counts(MIXED)? {
         return Ok((0..layers).map(|i| listed.contains(&i)).collect());
@@ -104,7 +104,7 @@ fn mixed(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     Ok((0..layers).map(|i| (i + 1).is_multiple_of(every)).collect())
 }
 
-/// Which layers have RoPE.
+/// The layers with RoPE.
 fn has_rope(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     let listed = c.find_flags(ROPE_LAYERS)?.filter(|list| !list.is_empty());
     if let Some(listed) = c.per_layer(ROPE_LAYERS, layers, listed)? {

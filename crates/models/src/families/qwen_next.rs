@@ -76,7 +76,7 @@ const INNER: Key = key("", "ssm.inner_size");
 const MOST_VALUE: usize = 1024;
 /// Every n-th layer is attention.
 const EVERY: Key = key("full_attention_interval", "full_attention_interval");
-/// Which layers are Gated DeltaNet.
+/// The layers that are Gated DeltaNet.
 const RECURRENT: Key = key("", "attention.recurrent_layers");
 const EXPERTS: Key = key("num_experts", "expert_count");
 const NORM_WEIGHTS: Key = key("norm_topk_prob", "");
@@ -154,7 +154,7 @@ fn hybrid(
     }))
 }
 
-/// Which layers are Gated DeltaNet.
+/// The layers that are Gated DeltaNet.
 fn recurrent(c: &Config<'_>, layers: usize) -> Result<Vec<bool>> {
     if let Some(list) = c.per_layer(RECURRENT, layers, c.find_flags(RECURRENT)?)? {
         return Ok(list);

@@ -11,7 +11,7 @@ pub struct RopeSpec {
     pub theta: f64,
     /// Elements of a head that are rotated; rounded up if odd.
     pub dim: usize,
-    /// Which elements form a pair.
+    /// The elements that form a pair.
     pub pairs: RopePairs,
     /// Context extension.
     pub scaling: Scaling,

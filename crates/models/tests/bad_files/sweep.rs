@@ -68,7 +68,7 @@ fn encode(b: &Cpu, model: &EncoderModel) -> Said {
     Ok(())
 }
 
-/// What is wrong with how a model's files are accepted or refused, if anything.
+/// Defect in how a model's files are accepted or refused, if any.
 pub(crate) fn fault(b: &Cpu, path: &Path, words: &[&str], refused: bool) -> Option<String> {
     let len = length(path);
     let open = || Checkpoint::open(path).is_ok_and(|checkpoint| AnyModel::new(checkpoint).is_ok());
@@ -84,7 +84,7 @@ pub(crate) fn fault(b: &Cpu, path: &Path, words: &[&str], refused: bool) -> Opti
     }
 }
 
-/// What is wrong with an error message, if anything.
+/// Defect of an error message, if any.
 pub(crate) fn complaint(path: &Path, message: &str, words: &[&str]) -> Option<String> {
     let says = words.iter().any(|word| message.contains(word));
     let named = message.starts_with(path.to_str().unwrap());

@@ -146,7 +146,8 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
 
 /// A copy of a case's folder with another config.
 fn with_config(name: &str, config: &Value, tag: &str) -> PathBuf {
-    let dir = std::env::temp_dir().join(format!("tallow-golden-{}-{name}-{tag}", std::process::id()));
+    let name_tag = format!("{}-{tag}", name.replace('/', "-"));
+    let dir = std::env::temp_dir().join(format!("tallow-golden-{}-{name_tag}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     for entry in std::fs::read_dir(golden(name)).unwrap() {
         let path = entry.unwrap().path();

@@ -151,15 +151,10 @@ fn open(path: &Path) -> Seq2SeqModel {
 }
 
 /// A folder with a case's weights and another config.
-fn folder(name: &str, config: &Value, tag: &str) -> std::path::PathBuf {
-    let to = std::env::temp_dir().join(format!(
-        "tallow-seq2seq-{}-{}-{tag}",
-        std::process::id(),
-        name.replace('/', "-")
-    ));
-    std::fs::create_dir_all(&to).unwrap();
-    std::fs::copy(golden(name).join("model.safetensors"), to.join("model.safetensors")).unwrap();
-    std::fs::write(to.join("config.json"), config.to_string()).unwrap();
+fn folder(name: &str, config: &Value) -> tempfile::TempDir {
+    let to = tempfile::tempdir().unwrap();
+    std::fs::copy(golden(name).join("model.safetensors"), to.path().join("model.safetensors")).unwrap();
+    std::fs::write(to.path().join("config.json"), config.to_string()).unwrap();
     to
 }
 
@@ -191,7 +186,7 @@ fn newer_settings_say_the_same_and_other_settings_do_not() {
     let b = cpu();
     for name in CASES.into_iter().chain(MORE) {
         let case = Case::read(name);
-        let newer = open(&folder(name, &json(&golden(name).join("config.v5.json")), "v5"));
+        let newer = open(folder(name, &json(&golden(name).join("config.v5.json"))).path());
         assert!(case.distance(&b, &newer).1 <= case.tolerance(), "{name}");
         if MORE.contains(&name) {
             continue;
@@ -201,7 +196,7 @@ fn newer_settings_say_the_same_and_other_settings_do_not() {
             for (key, value) in facts["change"].as_object().unwrap() {
                 config[key] = value.clone();
             }
-            let far = case.distance(&b, &open(&folder(name, &config, mutant))).1;
+            let far = case.distance(&b, &open(folder(name, &config).path())).1;
             let want = facts["max_abs_logit_change"].as_f64().unwrap() as f32;
             assert!(
                 (far - want).abs() <= 2.0 * case.tolerance(),
@@ -269,8 +264,8 @@ fn an_encoder_alone_is_the_same_encoder() {
     let (b, case) = (cpu(), Case::read("t5"));
     let mut config = json(&golden("t5").join("config.json"));
     config["architectures"][0] = "T5EncoderModel".into();
-    let dir = folder("t5", &config, "encoder");
-    let model = EncoderModel::open(&dir).unwrap_or_else(|e| panic!("{e}"));
+    let dir = folder("t5", &config);
+    let model = EncoderModel::open(dir.path()).unwrap_or_else(|e| panic!("{e}"));
     let encoder = Encoder::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let tokens = case.tensors["input_ids"].ids();
     let texts = encoder.upload(&b, &[Input { types: vec![0; tokens.len()], tokens }]).unwrap();
@@ -283,7 +278,7 @@ fn settings_that_are_not_implemented_are_refused() {
     let refused = |name: &str, key: &str, value: Value, words: &str| {
         let mut config = json(&golden(name).join("config.json"));
         config[key] = value;
-        let why = Seq2SeqModel::open(&folder(name, &config, &format!("bad-{key}"))).unwrap_err().to_string();
+        let why = Seq2SeqModel::open(folder(name, &config).path()).unwrap_err().to_string();
         assert!(why.contains(key) && why.contains(words), "{why}");
     };
     refused("t5", "feed_forward_proj", "gated-swiglu".into(), "not supported");

@@ -1,4 +1,4 @@
-//! Which LoRA adapter a request selects.
+//! Selection of a LoRA adapter by a request.
 
 use serde_json::Value;
 use tallow_engine::handle::EngineHandle;

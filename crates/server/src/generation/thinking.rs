@@ -21,7 +21,7 @@ enum Level {
     Effort(Effort),
 }
 
-/// What happens to reasoning in the answer.
+/// Treatment of reasoning in the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum ReasoningOutput {
     /// Sent as `reasoning_content`.

@@ -11,7 +11,7 @@ use crate::generation::outputs::{AnswerPart, StreamProgress, Token, Totals, fini
 const IMPOSSIBLE: f32 = -9999.0;
 const FINGERPRINT: &str = concat!("tallow-", env!("CARGO_PKG_VERSION"));
 
-/// Which endpoint's format is written.
+/// The endpoint whose format is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResponseShape {
     Chat,

@@ -64,7 +64,7 @@ pub(crate) struct ConnectionSlot {
     evicted_signal: Notify,
 }
 
-/// What can be sent to a client without changing the answer, to probe whether it is there.
+/// Bytes that can be sent to a client without changing the answer, to probe whether it is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Probe {
     None,
@@ -275,7 +275,7 @@ impl ConnectionSlot {
         self.is_answering.load(Ordering::Relaxed)
     }
 
-    /// What to send to find out whether its client is still there.
+    /// Bytes to send to find out whether its client is still there.
     pub(crate) fn probe(&self) -> Probe {
         let [interim, stream, answering] =
             [&self.has_interim, &self.is_stream, &self.is_answering].map(|flag| flag.load(Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! Which paths and methods a server answers, over HTTP.
+//! Paths and methods that a server answers, over HTTP.
 
 use crate::common::client::ask;
 use crate::common::{ServerBuilder, hello, info, script, start_server};

@@ -263,7 +263,7 @@ impl Run<'_> {
     }
 }
 
-/// What to sort by: attributes, or the items themselves, and whether case matters.
+/// Sort keys: attributes, or the items themselves, and whether case matters.
 struct Keys {
     attributes: Vec<Value>,
     case: bool,

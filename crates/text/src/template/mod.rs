@@ -130,7 +130,7 @@ pub struct Chat<'a> {
 pub enum Ending {
     /// After the last message.
     Closed,
-    /// Where the model's answer begins (`add_generation_prompt`).
+    /// Start of the model's answer (`add_generation_prompt`).
     Prompt,
     /// Inside the last message, which the model continues (`continue_final_message`).
     Open,

@@ -18,7 +18,7 @@ use crate::tokenizer::unicode::UNSEEN;
 /// Deepest nesting of lists and objects.
 pub(super) const MOST_NESTED: u32 = 200;
 
-/// What Python treats as white space.
+/// White space as Python defines it.
 pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }

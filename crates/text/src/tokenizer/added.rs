@@ -80,7 +80,7 @@ pub(super) enum Part<'t> {
     Token(u32),
 }
 
-/// Which text is searched.
+/// The text that is searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
     Raw,

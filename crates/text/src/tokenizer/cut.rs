@@ -46,7 +46,7 @@ pub(super) enum Step {
     WhitespaceSplit,
 }
 
-/// Which words get a leading space.
+/// The words that get a leading space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefix {
     /// The word at the start of the whole text.
@@ -55,7 +55,7 @@ pub(super) enum Prefix {
     None,
 }
 
-/// What happens to a match when a word is split.
+/// Treatment of a match when a word is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Behavior {
     Removed,

@@ -87,7 +87,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// What all tokenizer kinds need: tokens, scores and token types.
+/// Metadata of all tokenizer kinds: tokens, scores and token types.
 struct Tokens {
     vocab: Vocab,
     scores: Option<Vec<f32>>,
@@ -136,7 +136,7 @@ impl Tokens {
     }
 }
 
-/// What differs between the tokenizer kinds.
+/// Metadata that differs between the tokenizer kinds.
 struct Dialed {
     model: Model,
     normalizer: Vec<Step>,
@@ -415,7 +415,7 @@ fn added(meta: &Metadata, tokens: &Tokens) -> Result<Added> {
     Added::new(found).map_err(|why| FileError::bad(meta.path(), "tokenizer.ggml.tokens", why))
 }
 
-/// Which special tokens consume white space. GGUF files do not store it, so it depends on the model's name.
+/// The special tokens that consume white space. GGUF files do not store it, so it depends on the model's name.
 enum Strips {
     None,
     /// The mask token consumes the white space before it.

@@ -111,7 +111,7 @@ impl<S: Copy> Row<S> {
     }
 }
 
-/// Where text can be split without changing any merge: before a `▁` whose preceding character never precedes a `▁`
+/// Positions where text can be split without changing any merge: before a `▁` whose preceding character never precedes a `▁`
 /// inside a token.
 ///
 /// Without such splits a SentencePiece text, which has no pre-tokenizer, would be one word.

@@ -98,7 +98,7 @@ pub enum Written {
     Shielded,
 }
 
-/// Which tokens decoding shows.
+/// The tokens that decoding shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
     /// All tokens.

@@ -17,7 +17,7 @@ use super::unicode::char_of;
 use super::vocab::{MOST_IDS, Vocab};
 use super::{Model, Parts, Tokenizer};
 
-/// What a rank list does not contain.
+/// Settings that a rank list does not contain.
 struct Reading<'a> {
     /// The pre-tokenizer pattern.
     pattern: &'a str,

@@ -51,7 +51,7 @@ A line that begins with a space is never a command. Tab completes commands, sett
 Ctrl-C stops an answer.
 ";
 
-/// What a chat needs besides a running model.
+/// Settings of a chat besides a running model.
 pub(crate) struct Setup<'a> {
     pub loaded: &'a LoadedModel,
     pub config: EngineConfig,

@@ -49,7 +49,7 @@ pub(crate) struct Faulty {
 
 type Bytes = Rc<RefCell<Vec<u8>>>;
 
-/// What was launched and not computed yet.
+/// Ops that were launched and not computed yet.
 #[derive(Default)]
 struct Launched(RefCell<Vec<Box<dyn FnOnce()>>>);
 

@@ -35,7 +35,7 @@ impl Ask {
     }
 }
 
-/// What to do after a number of bytes of the body.
+/// Fault to inject after a number of bytes of the body.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Then {
     Close,

@@ -5,6 +5,7 @@
 //! implements the required methods of [`Backend`] is complete: every fused op has a slow, correct default body in
 //! [`compose`], which is also the oracle that overrides are tested against.
 
+mod arithmetic;
 mod backend;
 pub mod conformance;
 mod dtype;
@@ -19,6 +20,7 @@ mod plan;
 mod trace;
 mod weight;
 
+pub use arithmetic::Arithmetic;
 pub use backend::{Backend, Dispatch, compose};
 pub use dtype::{DType, Elem};
 pub use error::{Error, Refusal, Result};

@@ -6,13 +6,13 @@
 use tallow_core::conformance::{Suite, cases};
 use tallow_core::ops::{Attend, Dequant, Epilogue, Ffn, KvWrite, Linear};
 use tallow_core::{
-    Activation, AttnSpec, Backend, DType, Format, Heads, HostWeight, LayerKv, LinearWeights, Memory, Norm,
-    NormKind, Span, Step, StepPlan, Tensor,
+    Activation, Arithmetic, AttnSpec, Backend, DType, Format, Heads, HostWeight, LayerKv, LinearWeights,
+    Memory, Norm, NormKind, Span, Step, StepPlan, Tensor,
 };
 
 use crate::kernels::Kernels;
 use crate::rowwise::{NormTask, TailTask};
-use crate::{Arithmetic, Cpu, Isa};
+use crate::{Cpu, Isa};
 
 /// Pseudo-random values from -1 to 1.
 fn noise(seed: u32, count: usize) -> Vec<f32> {

@@ -7,7 +7,6 @@
 
 #[cfg(all(test, target_arch = "aarch64"))]
 mod alike;
-mod arithmetic;
 mod attention;
 mod backend;
 mod ffn;
@@ -26,6 +25,5 @@ mod roofline;
 mod rowwise;
 mod simd;
 
-pub use arithmetic::Arithmetic;
 pub use backend::Cpu;
 pub use isa::Isa;

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
+use tallow_core::Arithmetic;
 use tallow_cpu::Cpu;
 
 use super::memory::Memory;
 use super::{DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits};
 use crate::Failed;
 
-pub(crate) use tallow_cpu::{Arithmetic, Isa};
+pub(crate) use tallow_cpu::Isa;
 
 /// Settings of the CPU; other devices have none.
 #[derive(Clone, Copy, Debug)]

@@ -12,9 +12,10 @@ use tallow_core::Backend;
 
 use crate::Failed;
 
-pub(crate) use cpu::{Arithmetic, CpuOptions, CpuSpeeds, Isa, cores, cpu_name};
+pub(crate) use cpu::{CpuOptions, CpuSpeeds, Isa, cores, cpu_name};
 pub(crate) use memory::Memory;
 pub(crate) use select::{DeviceChoice, candidates};
+pub(crate) use tallow_core::Arithmetic;
 
 /// A device of this machine.
 #[derive(Clone, Debug)]

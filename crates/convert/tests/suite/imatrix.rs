@@ -8,8 +8,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use tallow_convert::{Conversion, Made};
-use tallow_core::{Backend, DType, LoraRows, Observed, Span, StateRows, Step, StepPlan, TensorId};
-use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_core::{
+    Arithmetic, Backend, DType, LoraRows, Observed, Span, StateRows, Step, StepPlan, TensorId,
+};
+use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::blocks::cache::LayerCache;

@@ -36,7 +36,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tallow_quant::Format;
 
-use crate::{Backend, Elem, HostWeight, Result as CoreResult, Tensor, Weight};
+use crate::{Arithmetic, Backend, Elem, HostWeight, Result as CoreResult, Tensor, Weight};
 
 /// Result of a case; `Err` describes the failure.
 pub type Outcome = Result<(), String>;
@@ -55,9 +55,9 @@ pub struct Suite {
     /// Whether attention of long sequences is compared at every row, and not at every few: the oracle of one row looks at
     /// all before it.
     pub every_row: bool,
-    /// How the device rounds a row of a linear layer's input before multiplying it with weights of a format (activation
-    /// quantization). The identity if it does not.
-    pub round_input: fn(Format, &[f32]) -> Vec<f32>,
+    /// Whether the device rounds the input of a linear layer before multiplying it with weights (activation
+    /// quantization).
+    pub arithmetic: Arithmetic,
     /// Error bound for results of several chained ops, relative to the largest element.
     pub chain: f64,
 }
@@ -65,15 +65,14 @@ pub struct Suite {
 impl Suite {
     /// For a device that computes in `f32`.
     pub fn exact() -> Suite {
-        let round_input = |_, x: &[f32]| x.to_vec();
-        let (formats, sizes) = (&Format::ALL, usize::MAX);
-        Suite { values: true, slack: 1.0, formats, sizes, every_row: true, round_input, chain: 1e-5 }
+        let (formats, sizes, arithmetic) = (&Format::ALL, usize::MAX, Arithmetic::Exact);
+        Suite { values: true, slack: 1.0, formats, sizes, every_row: true, arithmetic, chain: 1e-5 }
     }
 
     /// For a device that rounds the inputs of linear layers. Products of the rounded inputs have the same bounds as
     /// usual. In chained ops an input near a rounding boundary may round either way, which `chain` must allow for.
-    pub fn rounding(round_input: fn(Format, &[f32]) -> Vec<f32>, chain: f64) -> Suite {
-        Suite { round_input, chain, ..Suite::exact() }
+    pub fn fast(chain: f64) -> Suite {
+        Suite { arithmetic: Arithmetic::Fast, chain, ..Suite::exact() }
     }
 
     /// The same suite with few formats, sizes and rows: checks in seconds whether a driver can be trusted.
@@ -167,9 +166,9 @@ impl<'a, B: Backend> Bench<'a, B> {
         self.b.upload_row(ids).map_err(text)
     }
 
-    /// `x` as the device rounds it before multiplying with weights of a format (see [`Suite::round_input`]).
+    /// `x` as the device rounds it before multiplying with weights of a format (see [`Arithmetic::round_input`]).
     fn rounded(&self, format: Format, x: &Host) -> Host {
-        let data = (0..x.rows).flat_map(|r| (self.suite.round_input)(format, x.row(r))).collect();
+        let data = (0..x.rows).flat_map(|r| self.suite.arithmetic.round_input(format, x.row(r))).collect();
         Host { data, ..*x }
     }
 

@@ -4,9 +4,8 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use tallow_core::{Backend, DType, Error, Memory, Norm, Reading, Result, Tensor, Trace};
+use tallow_core::{Arithmetic, Backend, DType, Error, Memory, Norm, Reading, Result, Tensor, Trace};
 
-use crate::arithmetic::Arithmetic;
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::linear::LinearScratch;

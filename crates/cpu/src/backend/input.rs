@@ -3,10 +3,9 @@
 use std::ops::Range;
 
 use tallow_core::ops::Normalize;
-use tallow_core::{Backend, DType, Memory, Norm, Result, Tensor};
+use tallow_core::{Arithmetic, Backend, DType, Memory, Norm, Result, Tensor};
 
 use super::device::{Cpu, norm_task};
-use crate::arithmetic::Arithmetic;
 use crate::kernels::Kernels;
 use crate::linear::{MatrixSource, Product};
 use crate::mat::{Mat, MatMut};

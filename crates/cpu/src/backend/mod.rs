@@ -354,27 +354,11 @@ impl Backend for Cpu {
 
 #[cfg(test)]
 mod tests {
-    use tallow_core::Format;
+    use tallow_core::Arithmetic;
     use tallow_core::conformance::Suite;
 
     use super::*;
-    use crate::arithmetic::Arithmetic;
     use crate::isa::Isa;
-
-    /// Reference quantization of the input: 8-bit codes with one scale per 256 inputs.
-    fn eight_bits(format: Format, x: &[f32]) -> Vec<f32> {
-        let part = |x: &[f32]| {
-            let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
-            let (scale, by) = (most / 127.0, if most > 0.0 { 127.0 / most } else { 0.0 });
-            x.iter().map(|x| (x * by).round_ties_even() * scale).collect::<Vec<f32>>()
-        };
-        // Float weights are multiplied with unquantized input.
-        if format.is_plain() || format == Format::F8 {
-            x.to_vec()
-        } else {
-            x.chunks(256).flat_map(part).collect()
-        }
-    }
 
     /// A device with that instruction set, or the scalar one where this machine lacks it.
     fn cpu(isa: Isa, threads: usize, arithmetic: Arithmetic) -> Cpu {
@@ -401,7 +385,7 @@ mod tests {
                 mod fast {
                     use super::*;
                     tallow_core::conformance!(
-                        sampled(Suite::rounding(eight_bits, 8e-3)),
+                        sampled(Suite::fast(8e-3)),
                         cpu($isa, $threads, Arithmetic::Fast)
                     );
                 }

@@ -3,8 +3,9 @@
 
 use std::time::Instant;
 
+use tallow_core::Arithmetic;
+
 use super::device::Cpu;
-use crate::arithmetic::Arithmetic;
 
 /// Pieces of the memory that is read: several per thread, for load balance at the end.
 const PIECES: usize = 64;

@@ -7,8 +7,8 @@ use std::rc::Rc;
 
 use serde_json::Value;
 use tallow_checkpoint::tensor_names::Layout;
-use tallow_core::{Adapter, Backend, DType, LoraRows, Span, StateRows, Step, StepPlan};
-use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_core::{Adapter, Arithmetic, Backend, DType, LoraRows, Span, StateRows, Step, StepPlan};
+use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::blocks::cache::LayerCache;

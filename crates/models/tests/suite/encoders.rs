@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tallow_core::{Backend, Memory, Tensor};
-use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_core::{Arithmetic, Backend, Memory, Tensor};
+use tallow_cpu::{Cpu, Isa};
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
 use tallow_models::spec::encoder::Pooling;
 use tallow_support::{ENCODERS, Golden, golden, json, minilm, needed, tensors, with_tensors};

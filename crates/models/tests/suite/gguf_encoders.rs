@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use tallow_core::Memory;
-use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_core::{Arithmetic, Memory};
+use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
 use tallow_models::spec::encoder::Pooling;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tallow_convert::Conversion;
-use tallow_core::{Backend, DType, Span, StateRows, Step, StepPlan, Tensor};
-use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_core::{Arithmetic, Backend, DType, Span, StateRows, Step, StepPlan, Tensor};
+use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;

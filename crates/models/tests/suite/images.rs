@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
 use serde_json::{Value, json};
-use tallow_core::{Backend, Tensor};
-use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_core::{Arithmetic, Backend, Tensor};
+use tallow_cpu::{Cpu, Isa};
 use tallow_media::image::decode::decode;
 use tallow_models::encoder::PatchProcessor;
 use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Truncation, shortened};

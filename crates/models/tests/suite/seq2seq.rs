@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use serde_json::Value;
-use tallow_core::{Backend, DType, Memory, PageTable, Span, Step, StepPlan};
-use tallow_cpu::{Arithmetic, Cpu, Isa};
+use tallow_core::{Arithmetic, Backend, DType, Memory, PageTable, Span, Step, StepPlan};
+use tallow_cpu::{Cpu, Isa};
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::blocks::cross_attention::{CrossSpan, looking};
 use tallow_models::encoder::{Encoder, EncoderModel, Input};

@@ -23,11 +23,12 @@ impl<'a> Piece<'a> {
         Piece { name, stored, exponents: None }
     }
 
-    /// Format of its weights, if it has any. `f32` where its columns would otherwise be permuted (act-order).
+    /// Format of its weights in a file, if it has any. `f32` where its columns would otherwise be permuted (act-order).
     pub(super) fn format(&self) -> Option<Format> {
         match &self.stored.kind {
             _ if self.exponents.is_some() => Some(Format::MXFP4),
             _ if self.is_shuffled() => Some(Format::F32),
+            Kind::Grouped(matrix) => Some(matrix.gguf_format()),
             _ => self.stored.format(),
         }
     }
@@ -57,7 +58,7 @@ impl<'a> Piece<'a> {
                 let mut to = room(format.row_bytes(cols).unwrap_or(0).saturating_mul(rows))?;
                 match self.is_shuffled() {
                     true => matrix.write_plain(&mut to),
-                    false => matrix.write(None, &mut to),
+                    false => matrix.write_for_gguf(&mut to),
                 }
                 Ok((format, to.into()))
             }

@@ -24,6 +24,8 @@ mod recurrent;
 mod roofline;
 mod rowwise;
 mod simd;
+#[cfg(test)]
+mod zero_points;
 
 pub use backend::Cpu;
 pub use isa::Isa;

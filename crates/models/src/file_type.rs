@@ -43,7 +43,7 @@ fn types(format: Format) -> &'static [(u32, &'static str)] {
         Format::NVFP4 => &[(39, "NVFP4")],
         Format::Q1_0 => &[(40, "Q1_0")],
         Format::Q2_0 => &[(41, "Q2_0")],
-        Format::Q8K | Format::F8 => &[],
+        Format::Q8K | Format::F8 | Format::U4G32 | Format::U4G64 | Format::U4G128 => &[],
     }
 }
 

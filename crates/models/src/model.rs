@@ -97,15 +97,18 @@ impl Model {
         outcome.notes(how.recipe)
     }
 
-    /// The file type (ftype) by the format of most of its matrices on the device.
-    pub fn file_type(&self) -> Option<FileType> {
+    /// The file type (ftype) by the format of most of its matrices on the device; that format where no file type stands
+    /// for it.
+    pub fn file_type(&self) -> Option<String> {
         let (source, edges) = (self.source(), self.edges(self.names()));
         let tensors = self.checkpoint.tensors().filter(|(_, stored)| stored.shape.len() > 1);
         let formats = tensors.filter_map(|(name, stored)| {
             let format = source.format(name, stored)?;
             Some((edges.iter().any(|edge| edge == name), format, stored.len()))
         });
-        FileType::of(dominant(formats)?, self.said_types())
+        let most = dominant(formats)?;
+        let kind = FileType::of(most, self.said_types());
+        Some(kind.map_or_else(|| most.to_string(), |kind| kind.to_string()))
     }
 
     /// Tensors outside the layers: embedding, LM head, position embedding.

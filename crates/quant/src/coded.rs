@@ -18,6 +18,8 @@ pub enum Scales {
     F16,
     /// Two f16 per run: scale and min, which is added.
     F16Add,
+    /// One f16 scale per run, and one zero point: a byte, which is subtracted from the run's codes.
+    F16Zero,
     /// One f32 for 256 weights, and an `i8` factor per run.
     Bytes,
     /// Two f16 for 256 weights, d and dmin. Per run, a byte that multiplies d (the scale), and a byte that multiplies
@@ -40,7 +42,7 @@ pub struct Coding {
     pub table: Option<[i8; 16]>,
     /// Subtracted from each code. 8-bit codes and values of a table are signed and have none.
     pub bias: u8,
-    /// Weights that share a scale: 16 or 32.
+    /// Weights that share a scale: 16 or 32, or a multiple of 32 where they share a zero point too.
     pub run: usize,
     /// Kind of the scales.
     pub scales: Scales,
@@ -54,6 +56,8 @@ pub trait ScaleSink {
     fn f32(&mut self, x: f32);
     /// The exponent of the block.
     fn exponent(&mut self, x: u8);
+    /// The zero point of the block.
+    fn zero_point(&mut self, x: u8);
     /// Factor `i` of the block's f16 or f32 scales: those of all runs, then the mins of all runs.
     fn factor(&mut self, i: usize, x: u8);
 }

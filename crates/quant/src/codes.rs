@@ -41,6 +41,20 @@ pub(crate) fn scaled_less<const N: usize, const LEN: usize>(
     }
 }
 
+/// `w = scale * (code - zero)`.
+#[inline(always)]
+pub(crate) fn from_zero_point<const N: usize>(
+    codes: &[u8; N],
+    weights: &mut [f32; N],
+    scale: f32,
+    zero: f32,
+) {
+    one_by_one();
+    for i in 0..N {
+        weights[i] = scale * (f32::from(codes[i]) - zero);
+    }
+}
+
 /// Codes plus `bias`. `out` has `N` elements.
 #[inline(always)]
 pub(crate) fn unsigned<const N: usize>(codes: &[i8; N], bias: u8, out: &mut [u8]) {

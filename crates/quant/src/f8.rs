@@ -54,6 +54,8 @@ struct Floats;
 impl Floats {
     /// Smallest normal value. Below it, values are multiples of the smallest one.
     const NORMAL: f32 = 1.0 / 64.0;
+    /// Largest value of other programs.
+    const REACH: f32 = 448.0;
     const SMALLEST: f32 = 1.0 / 512.0;
 
     /// Code of the magnitude of `x`.
@@ -70,7 +72,10 @@ impl Floats {
 }
 
 impl Grid for Floats {
-    const REACH: f32 = 448.0;
+    #[inline(always)]
+    fn reach(&self) -> f32 {
+        Self::REACH
+    }
 
     #[inline(always)]
     fn nearest(&self, x: f32) -> f32 {

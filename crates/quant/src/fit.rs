@@ -10,13 +10,13 @@ mod ternary;
 
 pub(crate) use affine::{fit_affine_block, fit_affine_super};
 pub(crate) use book::{Book, Signed, fit_books};
-pub(crate) use scale::{fit_block, fit_super};
+pub(crate) use scale::{fit_block, fit_super, fit_zero_point};
 pub(crate) use ternary::{fit_signs, fit_ternary};
 
 /// The values of the codes, before they are scaled.
 pub(crate) trait Grid {
     /// The largest magnitude.
-    const REACH: f32;
+    fn reach(&self) -> f32;
 
     /// The grid's value nearest to `x`.
     fn nearest(&self, x: f32) -> f32;
@@ -29,7 +29,10 @@ pub(crate) trait Grid {
 pub(crate) struct Ints<const LO: i32, const HI: i32>;
 
 impl<const LO: i32, const HI: i32> Grid for Ints<LO, HI> {
-    const REACH: f32 = if -LO > HI { -LO as f32 } else { HI as f32 };
+    #[inline(always)]
+    fn reach(&self) -> f32 {
+        if -LO > HI { -LO as f32 } else { HI as f32 }
+    }
 
     #[inline(always)]
     fn nearest(&self, x: f32) -> f32 {

@@ -51,7 +51,10 @@ impl IQ4NL {
 pub(crate) struct Uneven;
 
 impl Grid for Uneven {
-    const REACH: f32 = 127.0;
+    #[inline(always)]
+    fn reach(&self) -> f32 {
+        127.0
+    }
 
     #[inline(always)]
     fn nearest(&self, x: f32) -> f32 {

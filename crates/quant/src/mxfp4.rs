@@ -55,7 +55,10 @@ impl MXFP4 {
 pub(crate) struct Tiny;
 
 impl Grid for Tiny {
-    const REACH: f32 = 12.0;
+    #[inline(always)]
+    fn reach(&self) -> f32 {
+        12.0
+    }
 
     #[inline(always)]
     fn nearest(&self, x: f32) -> f32 {

@@ -96,14 +96,14 @@ const fn as_in_file(format: Format) -> Layout {
 }
 
 macro_rules! shader {
-    (@ () plain $plain:tt $($file:ident { $block:ident $facts:tt })*) => {
+    (@ () plain $plain:tt $($file:ident { $($block:ident $facts:tt)* })*) => {
         /// The shader file of a format, named as its file in `tallow-quant`.
         const fn shader(format: Format) -> &'static str {
             match format {
                 Format::F32 => "f32",
                 Format::F16 => "f16",
                 Format::BF16 => "bf16",
-                $(Format::$block => stringify!($file),)*
+                $($(Format::$block => stringify!($file),)*)*
             }
         }
     };

@@ -16,7 +16,7 @@ use codes::Codes;
 pub(super) use method::find;
 pub(super) use mlx::find as find_mlx;
 use table::{Scales, Table, Zeros, numbers};
-use tallow_quant::{F8, F16, F32, Format, Q4_0, Q4_1, Q5_0, Q8_0, Q8K};
+use tallow_quant::{F8, F16, F32, Format, Q4_0, Q4_1, Q5_0, Q8_0, Q8K, U4G32, U4G64, U4G128};
 
 use super::{Kind, Stored};
 use crate::error::{FileError, Result};
@@ -82,7 +82,11 @@ impl Grouped {
                 false => Format::F32,
             },
             () if blocks_of(32) && within(4) && fits_half() => Format::Q4_0,
-            () if blocks_of(32) && within(5) && fits_half() => Format::Q5_0,
+            () if blocks_of(32) && codes == (0..16) && within(5) && fits_half() => match () {
+                () if blocks_of(128) => Format::U4G128,
+                () if blocks_of(64) => Format::U4G64,
+                () => Format::U4G32,
+            },
             () if blocks_of(32) && within(8) && fits_half() => Format::Q8_0,
             () if blocks_of(256) && within(8) => Format::Q8K,
             () => Format::F32,
@@ -96,6 +100,15 @@ impl Grouped {
     /// Format that it is converted to.
     pub fn format(&self) -> Format {
         self.format
+    }
+
+    /// The narrowest format of GGUF files that represents all values exactly: of 4 bits with zero points, which such files
+    /// do not have, Q5_0.
+    pub fn gguf_format(&self) -> Format {
+        match self.format {
+            Format::U4G32 | Format::U4G64 | Format::U4G128 => Format::Q5_0,
+            format => format,
+        }
     }
 
     /// Whether the columns are permuted after conversion.
@@ -127,6 +140,11 @@ impl Grouped {
     /// Writes all rows in `format`, with the columns in `order`.
     pub fn write(&self, order: Option<&[u32]>, out: &mut [u8]) {
         self.write_as(self.format, order, out);
+    }
+
+    /// Writes all rows in [`gguf_format`](Self::gguf_format), with the columns in their original order.
+    pub fn write_for_gguf(&self, out: &mut [u8]) {
+        self.write_as(self.gguf_format(), None, out);
     }
 
     /// Writes all rows as `f32` with the columns in their original order.
@@ -202,6 +220,9 @@ impl Grouped {
                     *out = Q4_1 { d: F16::nearest(scale), m: F16::nearest(add), qs };
                 }
             }
+            Format::U4G32 => self.write_zero_points::<U4G32, 32>(codes, of, out, U4G32::of),
+            Format::U4G64 => self.write_zero_points::<U4G64, 64>(codes, of, out, U4G64::of),
+            Format::U4G128 => self.write_zero_points::<U4G128, 128>(codes, of, out, U4G128::of),
             Format::Q5_0 => {
                 self.write_blocks::<Q5_0, 32>(codes, of, out, |d, q| Q5_0::of(F16::nearest(d), q))
             }
@@ -239,6 +260,20 @@ impl Grouped {
         for (i, (codes, out)) in codes.as_chunks::<N>().0.iter().zip(out).enumerate() {
             let (scale, zero, _) = of(i * N / self.group);
             *out = block(scale, &codes.map(|q| (i32::from(q) - zero) as i8));
+        }
+    }
+
+    fn write_zero_points<B: bytemuck::Pod, const N: usize>(
+        &self,
+        codes: &[i16],
+        of: impl Fn(usize) -> (f32, i32, f32),
+        out: &mut [u8],
+        block: impl Fn(F16, u8, &[u8; N]) -> B,
+    ) {
+        let out: &mut [B] = bytemuck::cast_slice_mut(out);
+        for (i, (codes, out)) in codes.as_chunks::<N>().0.iter().zip(out).enumerate() {
+            let (scale, zero, _) = of(i * N / self.group);
+            *out = block(F16::nearest(scale), zero as u8, &codes.map(|q| q as u8));
         }
     }
 }

@@ -178,9 +178,16 @@ impl Tensors {
         tallow_quant::unpack(matrix.format(), &bytes, &mut data).unwrap();
         let mut plain = vec![0; 4 * data.len()];
         matrix.write_plain(&mut plain);
+        let mut plain_of_gguf = vec![0.0; data.len()];
         let plain: Vec<f32> = plain.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
         let Some(order) = order else {
             assert!(plain == data);
+            // A GGUF file has the same values.
+            let (format, [rows, cols]) = (matrix.gguf_format(), [stored.shape[0], stored.shape[1]]);
+            let mut bytes = vec![0; rows * format.row_bytes(cols).unwrap()];
+            matrix.write_for_gguf(&mut bytes);
+            tallow_quant::unpack(format, &bytes, &mut plain_of_gguf).unwrap();
+            assert!(plain_of_gguf == data && (format.gguf_id().is_some() || format == Format::F8));
             return (data, matrix.format());
         };
         let cols = order.len();
@@ -195,15 +202,22 @@ impl Tensors {
 
 #[test]
 fn every_layout_stands_for_the_numbers_it_was_made_from() {
-    use Format::{F32, Q4_0, Q5_0, Q8_0};
+    use Format::{F32, Q4_0, Q8_0, U4G32, U4G64, U4G128};
     use Sharing::{Anywhere, Neighbours, Unequal};
     // Odd numbers of panels; group sizes that are and are not multiples of a block.
-    for (rows, cols, group) in [(64, 96, 32), (96, 128, 64), (40, 256, 256), (32, 48, 16), (32, 96, 64)] {
+    for (rows, cols, group, with_zeros) in [
+        (64, 96, 32, U4G32),
+        (96, 128, 64, U4G64),
+        (32, 384, 128, U4G128),
+        (40, 256, 256, U4G128),
+        (32, 48, 16, F32),
+        (32, 96, 64, U4G32),
+    ] {
         for (bits, sym, narrowest) in [
             (2, false, Q4_0),
             (3, false, Q4_0),
             (4, true, Q4_0),
-            (4, false, Q5_0),
+            (4, false, with_zeros),
             (8, true, Q8_0),
             (8, false, F32),
         ] {
@@ -239,6 +253,21 @@ fn every_layout_stands_for_the_numbers_it_was_made_from() {
                     assert!(data == m.want(0) && got == format, "compressed-tensors {what}: {got}");
                 }
             }
+        }
+    }
+}
+
+/// A word for each group beside the codes.
+#[test]
+fn zero_points_cost_few_bits() {
+    for (group, bits) in [(32, 5.0), (64, 4.5), (128, 4.25)] {
+        let m = Matrix::new(64, 384, group, 4, Sharing::Neighbours);
+        let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": group});
+        let awq = json!({"quant_method": "awq", "bits": 4, "group_size": group});
+        for (settings, mut t) in [(gptq, Tensors::gptq(&m)), (awq, Tensors::awq(&m))] {
+            find(&settings, Path::new("config.json"), &mut t.0).unwrap();
+            let stored = &t.0["x.weight"];
+            assert_eq!(8.0 * stored.size() as f64 / stored.len() as f64, bits, "{settings}");
         }
     }
 }

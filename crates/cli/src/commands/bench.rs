@@ -441,7 +441,7 @@ pub(super) fn model_type(model: &Model) -> String {
         Settings::Hf(_) => None,
     };
     let size = label.map_or_else(|| size_label(parameters(model)), str::to_owned);
-    let kind = model.file_type().map_or("of mixed types".to_owned(), |kind| kind.to_string());
+    let kind = model.file_type().unwrap_or("of mixed types".into());
     format!("{} {size} {kind}", arch.unwrap_or(model.family.name))
 }
 

@@ -178,7 +178,7 @@ fn summary(loaded: &LoadedModel) -> String {
         ("parameters", format!("{} ({parameters})", count(parameters))),
         ("size", size(model.weight_bytes() as u64)),
         ("types", mix(checkpoint)),
-        ("file type", model.file_type().map_or("unknown".into(), |kind| kind.to_string())),
+        ("file type", model.file_type().unwrap_or("unknown".into())),
         ("context", context(spec)),
         ("width", format!("{}", spec.dim)),
         ("layers", layers(&spec.layers, "")),

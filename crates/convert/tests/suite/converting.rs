@@ -300,6 +300,27 @@ fn attention_is_as_sharp_in_a_file() {
     }
 }
 
+/// GGUF files have no type of 4 bits with zero points: the narrowest one that they have takes its place, with the same
+/// values. The model is described by the type it has on a device.
+#[test]
+fn zero_points_are_written_as_q5_0() {
+    let model = open(&golden("quant/awq-4bit-g32"));
+    let out = converted(&model, "zero-points").unwrap();
+    let file = open(&out);
+    assert_eq!([&model, &file].map(|model| model.file_type().unwrap()), ["U4_G32", "Q5_0"]);
+    for (theirs, ours) in [("mlp.down_proj", "ffn_down"), ("self_attn.o_proj", "attn_output")] {
+        let stored = model.checkpoint.get(&format!("model.layers.1.{theirs}.weight")).unwrap();
+        let Kind::Grouped(matrix) = &stored.kind else { panic!("{:?}", stored.kind) };
+        let mut plain = vec![0; 4 * stored.len()];
+        matrix.write_plain(&mut plain);
+        let plain: Vec<f32> = plain.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+        let written = file.checkpoint.get(&format!("blk.1.{ours}.weight")).unwrap();
+        assert_eq!(written.format(), Some(Format::Q5_0));
+        assert!(numbers(written) == plain, "{ours}");
+    }
+    std::fs::remove_file(out).unwrap();
+}
+
 /// Tensors of a folder that are already quantized keep their type beside newly quantized ones, with a note; on request
 /// all are requantized.
 #[test]
@@ -315,7 +336,7 @@ fn what_is_quantized_in_a_folder_stays_so_unless_it_is_asked_for() {
         let some = file.checkpoint.tensors().filter(|(name, t)| experts(name) && t.shape.len() > 2);
         let mut formats: Vec<String> = some.map(|(_, stored)| format(stored)).collect();
         formats.dedup();
-        (formats.join(" "), file.file_type().unwrap().to_string())
+        (formats.join(" "), file.file_type().unwrap())
     };
     // The first note is that there is no tokenizer.
     let notes = |model: &Model| Conversion::new(model, &out("notes")).unwrap().notes()[1..].join("\n");

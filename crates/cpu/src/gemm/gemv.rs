@@ -15,7 +15,8 @@
 //!     sums[i] += x_scale[i] * f[i], or x_scale[i] * (d * all[i] - dmin * (mins · row_sums[i]))
 //! ```
 //!
-//! Codes without mins begin their `int_sums` with a row sum, which corrects for the bias of the codes ([`RowSums`]).
+//! Codes without mins begin their `int_sums` with a row sum, which corrects for the bias of the codes ([`RowSums`]). Zero
+//! points, which differ between the rows of a weight, multiply row sums: those products are added before the scale.
 //!
 //! [`RowSums`]: crate::quantize::RowSums
 //!
@@ -34,7 +35,8 @@ use super::unpack::{Header, float, group, pairs, prefetch_strided};
 use super::{Kind, Sums};
 use crate::mat::Mat;
 use crate::pack::{
-    CHUNK, HasPackedKind, LINE, PAIR, PackedKind, PackedWeights, ROWS, SUBBLOCK, with_packed_kind,
+    CHUNK, HasPackedKind, LINE, PAIR, PackedKind, PackedLayout, PackedWeights, ROWS, SUBBLOCK,
+    ZERO_POINT_BIAS, with_packed_kind,
 };
 use crate::quantize::QuantizedView;
 use crate::simd::{IntKind, Lines, StepKind, Work, dot4, scale_int};
@@ -116,7 +118,7 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
             // SAFETY: the caller upholds the same contract.
             return unsafe { self.one_subblock::<L>(x) };
         }
-        let (sums, table) = (self.sums.as_mut_ptr().cast::<f32>(), &self.w.layout.table);
+        let (sums, layout) = (self.sums.as_mut_ptr().cast::<f32>(), self.w.layout);
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
             let (codes, scales, row_sums) = x.chunk(self.first..self.first + T, &inputs);
@@ -124,10 +126,10 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
             // A single row has no distance to others, so it need not be copied.
             let rows = if inputs.len() == CHUNK || T == 1 {
                 let (codes, scales, row_sums) = (codes.as_ptr(), scales.as_ptr(), row_sums.as_ptr());
-                Rows { codes, scales, row_sums, table, kind: PhantomData::<F> }
+                Rows { codes, scales, row_sums, layout, kind: PhantomData::<F> }
             } else {
                 scratch = Spread::<T>::EMPTY;
-                scratch.fill(codes, scales, row_sums, table)
+                scratch.fill(codes, scales, row_sums, layout)
             };
             for p in 0..self.w.panels {
                 let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
@@ -215,8 +217,8 @@ struct Rows<'a, F> {
     codes: *const u8,
     scales: *const f32,
     row_sums: *const u32,
-    /// Values of the weights' codes, where they index a table.
-    table: &'a [i8; 16],
+    /// Layout of the weights.
+    layout: &'a PackedLayout,
     kind: PhantomData<F>,
 }
 
@@ -241,7 +243,7 @@ impl<const T: usize> Spread<T> {
         codes: &[u8],
         scales: &[f32],
         row_sums: &[u32],
-        table: &'a [i8; 16],
+        layout: &'a PackedLayout,
     ) -> Rows<'a, F> {
         spread(codes, self.codes.as_flattened_mut(), T, CHUNK);
         spread(row_sums, self.row_sums.as_flattened_mut(), T, Rows::<F>::ROW_SUMS);
@@ -249,7 +251,7 @@ impl<const T: usize> Spread<T> {
             codes: self.codes.as_ptr().cast(),
             scales: scales.as_ptr(),
             row_sums: self.row_sums.as_ptr().cast(),
-            table,
+            layout,
             kind: PhantomData,
         }
     }
@@ -274,10 +276,11 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
     // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
     // instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, inputs);
+        let (header, head) =
+            (Header::<L>::new::<F>(from, x.layout, inputs), x.layout.shape_of::<F>().head(inputs));
         let mut f = [L::splat(0.0); T];
         for at in 0..inputs / SUBBLOCK {
-            let planes = from.add(shape.head(inputs) + at * LINE * shape.bits);
+            let planes = from.add(head + at * LINE * shape.bits);
             prefetch_strided::<L>(planes, planes.add(LINE * shape.bits));
             for line in 0..shape.bits {
                 L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
@@ -286,15 +289,25 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
                 let run = at * (SUBBLOCK / shape.run) + r;
                 let row_sums = x.row_sums.add(run);
                 let mut int_sums = [L::words(0); T];
-                if !shape.has_mins() {
+                if !shape.has_mins() && !shape.has_zero_points() {
                     for i in 0..T {
                         int_sums[i] = L::repeat(row_sums.add(i * Rows::<F>::ROW_SUMS).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), x.table);
+                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), &x.layout.table);
                 let (scale, min) = header.run::<F>(run);
+                // A row sum is `-ZERO_POINT_BIAS` times the sum of the row's codes, so all below is exact.
+                let zero = match shape.has_zero_points() {
+                    true => L::mul(L::to_f32(header.zero_point(run)), L::splat(1.0 / ZERO_POINT_BIAS as f32)),
+                    false => L::splat(0.0),
+                };
                 for i in 0..T {
-                    f[i] = L::fma(L::to_f32(int_sums[i]), scale, f[i]);
+                    let mut products = L::to_f32(int_sums[i]);
+                    if shape.has_zero_points() {
+                        let row_sum = L::repeat(row_sums.add(i * Rows::<F>::ROW_SUMS).cast());
+                        products = L::fma(zero, L::to_f32(row_sum), products);
+                    }
+                    f[i] = L::fma(products, scale, f[i]);
                     if shape.has_mins() {
                         let row_sum = f32::from_bits(*row_sums.add(i * Rows::<F>::ROW_SUMS));
                         f[i] = L::fma(min, L::splat(row_sum), f[i]);
@@ -323,7 +336,7 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
     // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
     // instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, CHUNK);
+        let header = Header::<L>::new::<F>(from, x.layout, CHUNK);
         let mut all = [L::words(0); T];
         for at in 0..CHUNK / SUBBLOCK {
             let planes = from.add(shape.head(CHUNK) + at * LINE * shape.bits);
@@ -339,7 +352,7 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
                         int_sums[i] = L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS + i_step).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), x.table);
+                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), &x.layout.table);
                 let by = header.by::<F>(i_step);
                 for i in 0..T {
                     all[i] = match const { Kind::<F>::NARROW } {

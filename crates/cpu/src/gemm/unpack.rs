@@ -2,8 +2,14 @@
 
 use tallow_quant::{MXFP4, Scales};
 
-use crate::pack::{CHUNK, HasPackedKind, LINE, PackedKind, PackedLayout, ROWS, SUBBLOCK, with_packed_kind};
+use crate::pack::{
+    CHUNK, HasPackedKind, LINE, PackedKind, PackedLayout, ROWS, SCALE_AND_ZERO, SUBBLOCK, ZERO_POINT_BIAS,
+    with_packed_kind,
+};
 use crate::simd::Lines;
+
+/// 1 in each byte of a word.
+const EACH: i32 = 0x0101_0101;
 
 /// An unpacked chunk of a panel: one byte per code, and scales. Fields that a `PackedKind` does not have are
 /// unspecified.
@@ -76,17 +82,18 @@ pub(crate) unsafe fn prefetch_strided<L: Lines>(from: *const u8, to: *const u8) 
 pub(crate) unsafe fn unpack<L: Lines>(layout: &PackedLayout, from: &[u8], inputs: usize, to: &mut Chunk) {
     assert!(inputs <= CHUNK);
     with_packed_kind!(layout.kind, F => {
-        let from = from[..F::SHAPE.chunk(inputs)].as_ptr();
+        let shape = layout.shape_of::<F>();
+        let from = from[..shape.chunk(inputs)].as_ptr();
         // SAFETY: the chunk is of kind `F` with `inputs` inputs, as its length shows; the caller has the instruction
         // set.
         unsafe {
             if const { F::SHAPE.has_int_scales() } {
                 assert!(inputs == CHUNK);
-                int_scales::<L, F>(from, &mut to.int);
+                int_scales::<L, F>(from, layout, &mut to.int);
             } else {
-                float_scales::<L, F>(from, inputs, to);
+                float_scales::<L, F>(from, layout, inputs, to);
             }
-            codes::<L, F>(from.add(F::SHAPE.head(inputs)), inputs, &layout.table, to);
+            codes::<L, F>(from, layout, inputs, to);
         }
     });
 }
@@ -95,6 +102,8 @@ pub(crate) unsafe fn unpack<L: Lines>(layout: &PackedLayout, from: &[u8], inputs
 pub(super) struct Header<L: Lines> {
     from: *const u8,
     runs: usize,
+    /// log2 of the runs that share a scale.
+    shared: u32,
     /// d and dmin, where the chunk has them: run scales and mins are multiples of them.
     d: L::F,
     dmin: L::F,
@@ -105,10 +114,15 @@ impl<L: Lines> Header<L> {
     ///
     /// # Safety
     ///
-    /// The chunk at `from` is of kind `F` with `inputs` inputs, and the CPU has the instruction set.
+    /// The chunk at `from` is of kind `F` with `inputs` inputs, laid out as `layout` says, and the CPU has the
+    /// instruction set.
     #[inline(always)]
-    pub(super) unsafe fn new<F: HasPackedKind>(from: *const u8, inputs: usize) -> Header<L> {
-        let shape = const { F::SHAPE };
+    pub(super) unsafe fn new<F: HasPackedKind>(
+        from: *const u8,
+        layout: &PackedLayout,
+        inputs: usize,
+    ) -> Header<L> {
+        let shape = layout.shape_of::<F>();
         // SAFETY: the caller upholds the same contract; a prefetch of an invalid address does nothing.
         unsafe {
             prefetch_strided::<L>(from, from.add(shape.head(inputs)));
@@ -118,7 +132,7 @@ impl<L: Lines> Header<L> {
                 Scales::BytesMin | Scales::NibblesMin => (L::widen_f16(from), L::widen_f16(from.add(32))),
                 _ => (none, none),
             };
-            Header { from, runs: inputs / shape.run, d, dmin }
+            Header { from, runs: inputs / shape.run, shared: shape.shared, d, dmin }
         }
     }
 
@@ -140,6 +154,7 @@ impl<L: Lines> Header<L> {
                     let add = L::widen_f16(self.from.add(64 * run + 32));
                     (L::widen_f16(self.from.add(64 * run)), L::mul(add, L::splat(-1.0)))
                 }
+                Scales::F16Zero => (L::widen_f16(self.from.add(SCALE_AND_ZERO * (run >> self.shared))), dmin),
                 Scales::Bytes => (L::mul(d, L::to_f32(L::widen_i8(byte(run)))), dmin),
                 Scales::BytesMin => {
                     let (by, min) = (L::widen_u8(byte(run)), L::widen_u8(byte(self.runs + run)));
@@ -157,6 +172,17 @@ impl<L: Lines> Header<L> {
                 }
             }
         }
+    }
+
+    /// Zero point of a run, where runs have such.
+    ///
+    /// # Safety
+    ///
+    /// The chunk has the run.
+    #[inline(always)]
+    pub(super) unsafe fn zero_point(&self, run: usize) -> L::I {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { zero_point::<L>(self.from, run >> self.shared) }
     }
 
     /// d, which multiplies sums of [`by`](Header::by), and -dmin, which multiplies sums of [`mins`](Header::mins).
@@ -209,13 +235,24 @@ impl<L: Lines> Header<L> {
     }
 }
 
+/// Zero point `at` of the chunk at `from`, in words.
+///
+/// # Safety
+///
+/// The chunk has it, and the CPU the instruction set.
+#[inline(always)]
+unsafe fn zero_point<L: Lines>(from: *const u8, at: usize) -> L::I {
+    // SAFETY: the bytes lie behind the scales.
+    unsafe { L::widen_u8(from.add(SCALE_AND_ZERO * at + 2 * ROWS)) }
+}
+
 /// Writes the integer scales of a full chunk.
 #[inline(always)]
-unsafe fn int_scales<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut IntScales) {
+unsafe fn int_scales<L: Lines, F: HasPackedKind>(from: *const u8, layout: &PackedLayout, to: &mut IntScales) {
     let shape = const { F::SHAPE };
     // SAFETY: the caller guarantees a full chunk of kind `F`, and has the instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, CHUNK);
+        let header = Header::<L>::new::<F>(from, layout, CHUNK);
         for (step, by) in to.by.iter_mut().take(CHUNK / shape.step()).enumerate() {
             L::store(by.as_mut_ptr().cast(), header.by::<F>(step));
         }
@@ -232,10 +269,15 @@ unsafe fn int_scales<L: Lines, F: HasPackedKind>(from: *const u8, to: &mut IntSc
 
 /// Writes the f32 scales and mins of all runs.
 #[inline(always)]
-unsafe fn float_scales<L: Lines, F: HasPackedKind>(from: *const u8, inputs: usize, to: &mut Chunk) {
+unsafe fn float_scales<L: Lines, F: HasPackedKind>(
+    from: *const u8,
+    layout: &PackedLayout,
+    inputs: usize,
+    to: &mut Chunk,
+) {
     // SAFETY: the caller guarantees a chunk of kind `F` with `inputs` inputs, and has the instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, inputs);
+        let header = Header::<L>::new::<F>(from, layout, inputs);
         let runs = to.scales.iter_mut().zip(&mut to.mins).take(header.runs);
         for (run, (scale, min)) in runs.enumerate() {
             let (by, of_min) = header.run::<F>(run);
@@ -306,19 +348,23 @@ unsafe fn bits<L: Lines>(line: L::I, from: usize, to: usize, mask: u8) -> L::I {
     }
 }
 
-/// Unpacks the codes of a chunk.
+/// Unpacks the codes of the chunk at `from`. Those with zero points are moved, so that [`ZERO_POINT_BIAS`] stands for
+/// zero in all runs: what follows is the same as for codes with a bias.
 #[inline(always)]
 unsafe fn codes<L: Lines, F: HasPackedKind>(
     from: *const u8,
+    layout: &PackedLayout,
     inputs: usize,
-    table: &[i8; 16],
     to: &mut Chunk,
 ) {
-    let bytes = LINE * const { F::SHAPE.bits };
+    let shape = layout.shape_of::<F>();
+    let (bytes, head) = (LINE * shape.bits, shape.head(inputs));
+    let table = &layout.table;
     for (i, out) in to.codes.chunks_exact_mut(8).take(inputs / SUBBLOCK).enumerate() {
-        // SAFETY: the chunk has that sub-block; the caller has the instruction set.
+        // SAFETY: the chunk has that sub-block, which is a run where there are zero points; the caller has the
+        // instruction set.
         unsafe {
-            let p = from.add(i * bytes);
+            let p = from.add(head + i * bytes);
             prefetch_strided::<L>(p, p.add(bytes));
             let all = [
                 group::<L, F, 0>(p, table),
@@ -330,7 +376,19 @@ unsafe fn codes<L: Lines, F: HasPackedKind>(
                 group::<L, F, 3>(p, table),
                 group::<L, F, 7>(p, table),
             ];
-            for (j, group) in all.into_iter().enumerate() {
+            // `ZERO_POINT_BIAS - zero` in each of a word's bytes. No sum of bytes carries over.
+            let moved_by = match const { F::SHAPE.has_zero_points() } {
+                true => L::mul_add(
+                    zero_point::<L>(from, i >> shape.shared),
+                    L::words(-EACH),
+                    L::words(ZERO_POINT_BIAS * EACH),
+                ),
+                false => L::words(0),
+            };
+            for (j, mut group) in all.into_iter().enumerate() {
+                if const { F::SHAPE.has_zero_points() } {
+                    group = L::add(group, moved_by);
+                }
                 L::store(out[j / 2 + j % 2 * 4].as_mut_ptr(), group);
             }
         }
@@ -381,8 +439,8 @@ pub(crate) unsafe fn unpack_plain<L: Lines>(
                 }
             }
             kind => with_packed_kind!(kind, F => {
-                float_scales::<L, F>(from, inputs, scratch);
-                codes::<L, F>(from.add(F::SHAPE.head(inputs)), inputs, &layout.table, scratch);
+                float_scales::<L, F>(from, layout, inputs, scratch);
+                codes::<L, F>(from, layout, inputs, scratch);
                 scaled::<L, F>(scratch, inputs, layout.bias, to);
             }),
         }

@@ -2,8 +2,8 @@
 
 use tallow_quant::{Coded, F16, Format, ScaleSink, Scales, with_block};
 
-use super::packed_kind::PackedKind;
-use super::panel::{LINE, PAIR, PanelShape, ROWS};
+use super::packed_kind::{HasPackedKind, PackedKind};
+use super::panel::{LINE, PAIR, PanelShape, ROWS, SCALE_AND_ZERO, ZERO_POINT_BIAS};
 
 /// Layout of the chunks that blocks of a format are packed into.
 #[derive(Clone, Copy, Debug)]
@@ -12,8 +12,17 @@ pub(crate) struct PackedLayout {
     pub shape: PanelShape,
     /// Values of the codes, where they index a table.
     pub table: [i8; 16],
-    /// Subtracted from each code. 8-bit codes and table values are signed and have none.
+    /// Subtracted from each code once it is unpacked. 8-bit codes and table values are signed and have none.
     pub bias: u8,
+}
+
+impl PackedLayout {
+    /// The shape of a layout of kind `F`, known when kernels are compiled but for [`PanelShape::shared`].
+    #[inline(always)]
+    pub(crate) fn shape_of<F: HasPackedKind>(&self) -> PanelShape {
+        let shared = if F::SHAPE.has_zero_points() { self.shape.shared } else { 0 };
+        PanelShape { shared, ..F::SHAPE }
+    }
 }
 
 /// A quantization block that can be packed: any whose [`PackedKind`] kernels are compiled for.
@@ -24,7 +33,9 @@ pub(crate) trait Packing: Coded {
             Some(table) => table,
             None => [0; 16],
         };
-        PackedLayout { kind, shape: kind.shape(), table, bias: Self::CODING.bias }
+        let shape = kind.shape().of(&Self::CODING);
+        let bias = if shape.has_zero_points() { ZERO_POINT_BIAS as u8 } else { Self::CODING.bias };
+        PackedLayout { kind, shape, table, bias }
     };
 }
 
@@ -47,25 +58,28 @@ pub(crate) fn layout(format: Format) -> &'static PackedLayout {
 pub(crate) struct HeaderMut<'a> {
     bytes: &'a mut [u8],
     row: usize,
-    /// The block's first run in the chunk.
+    /// The block's first run in the chunk, of those that share no scale.
     run: usize,
-    /// f16 values per run.
-    halves: usize,
+    /// Bytes per run, where scales are f16.
+    each: usize,
 }
 
 impl HeaderMut<'_> {
     /// The header for block `at` of a chunk.
     pub(crate) fn new<B: Packing>(bytes: &mut [u8], row: usize, at: usize) -> HeaderMut<'_> {
         let shape = &B::LAYOUT.shape;
-        let halves = if shape.scales == Scales::F16Add { 2 } else { 1 };
-        HeaderMut { bytes, row, run: at * B::FORMAT.block_weights() / shape.run, halves }
+        let each = match shape.scales {
+            Scales::F16Add => 4 * ROWS,
+            Scales::F16Zero => SCALE_AND_ZERO,
+            _ => 2 * ROWS,
+        };
+        HeaderMut { bytes, row, run: at * B::FORMAT.block_weights() / B::CODING.run, each }
     }
 }
 
 impl ScaleSink for HeaderMut<'_> {
     fn f16(&mut self, i: usize, x: F16) {
-        let at = self.run * self.halves + i;
-        self.bytes[2 * (ROWS * at + self.row)..][..2].copy_from_slice(&x.0);
+        self.bytes[self.run * self.each + 2 * (ROWS * i + self.row)..][..2].copy_from_slice(&x.0);
     }
 
     fn f32(&mut self, x: f32) {
@@ -76,8 +90,31 @@ impl ScaleSink for HeaderMut<'_> {
         self.bytes[ROWS * self.run + self.row] = x;
     }
 
+    fn zero_point(&mut self, x: u8) {
+        self.bytes[self.run * self.each + 2 * ROWS + self.row] = x;
+    }
+
     /// Factors lie behind the scales of their chunk, which is one block.
     fn factor(&mut self, i: usize, x: u8) {
         self.bytes[LINE + ROWS * i + self.row] = x;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a matrix whose rows end with a partial chunk.
+    #[test]
+    fn scales_and_zero_points_are_stored_once_per_group() {
+        let bits = |format, cols| {
+            let bytes = packed_bytes(format, 64, cols).unwrap();
+            (8 * bytes) as f64 / (64 * cols) as f64
+        };
+        for (format, want) in [(Format::U4G32, 4.75), (Format::U4G64, 4.375), (Format::U4G128, 4.25)] {
+            assert_eq!(bits(format, 1024), want, "{format}");
+            assert!(bits(format, 1024 + 128) <= want + 0.05, "{format}");
+        }
+        assert_eq!(bits(Format::Q5_0, 1024), 5.5);
     }
 }

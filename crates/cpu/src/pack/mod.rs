@@ -14,6 +14,10 @@
 //! - two bits: line `h` has group `4 h + j` in bits `2 j` and `2 j + 1` of its bytes;
 //! - one bit: bit `g` of the line's bytes is group `g`'s.
 //!
+//! Scales are stored once per run, which for every kind but one is known when its kernels are compiled. Zero points
+//! come with runs of 32, 64 or 128 inputs: to one set of kernels all are runs of 32, of which several read the same
+//! scale ([`PanelShape::shared`](panel::PanelShape::shared)).
+//!
 //! Panels come in pairs, whose chunks alternate: a kernel works on both and reads memory front to back. A weight of
 //! at most 16 rows is one single panel.
 
@@ -26,7 +30,7 @@ use tallow_quant::{Format, Scales, with_block};
 
 pub(crate) use layout::{PackedLayout, layout, packed_bytes};
 pub(crate) use packed_kind::{HasPackedKind, PackedKind, kinds, packed_kinds, with_packed_kind};
-pub(crate) use panel::{CHUNK, LINE, PAIR, ROWS, SUBBLOCK};
+pub(crate) use panel::{CHUNK, LINE, PAIR, ROWS, SCALE_AND_ZERO, SUBBLOCK, ZERO_POINT_BIAS};
 pub(crate) use weights::PackedWeights;
 
 use layout::{HeaderMut, Packing};

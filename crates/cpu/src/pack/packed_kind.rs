@@ -22,6 +22,7 @@ macro_rules! packed_kinds {
             ThreeTableBytes(3, true, 16, Bytes)
             FourF16(4, false, 32, F16)
             FourAdd(4, false, 32, F16Add)
+            FourZero(4, false, 32, F16Zero)
             FourMin(4, false, 32, BytesMin)
             FourTableF16(4, true, 32, F16)
             FourTableShort(4, true, 16, F16)
@@ -54,7 +55,7 @@ macro_rules! define {
                 let (bits, looked_up, run, scales) = match self {
                     $(PackedKind::$name => ($bits, $looked_up, $run, Scales::$scales),)*
                 };
-                PanelShape { bits, looked_up, run, scales }
+                PanelShape { bits, looked_up, run, shared: 0, scales }
             }
         }
 

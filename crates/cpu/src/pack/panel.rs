@@ -13,6 +13,11 @@ pub(crate) const CHUNK: usize = 256;
 pub(crate) const SUBBLOCK: usize = 32;
 /// Bytes of a line.
 pub(crate) const LINE: usize = 64;
+/// Bytes of the f16 scales of a panel's rows and of the zero points behind them.
+pub(crate) const SCALE_AND_ZERO: usize = 3 * ROWS;
+/// The zero point of codes once they are unpacked: none is larger. A power of two, so that sums of products divided by it
+/// are exact.
+pub(crate) const ZERO_POINT_BIAS: i32 = 16;
 
 /// Layout of codes and scales in a chunk.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +28,8 @@ pub(crate) struct PanelShape {
     pub looked_up: bool,
     /// Inputs that share a scale: 16 or 32.
     pub run: usize,
+    /// log2 of the runs that share a scale and a zero point. Known at run time only: 0 in the shape of a kind.
+    pub shared: u32,
     /// Scales at the head of a chunk, 16 values each, one per row. What the format has once for 256 weights the chunk
     /// has once.
     pub scales: Scales,
@@ -31,10 +38,20 @@ pub(crate) struct PanelShape {
 impl PanelShape {
     /// Whether blocks with this coding have this shape.
     pub(super) const fn is(&self, coding: &Coding) -> bool {
-        self.bits == coding.bits
+        let runs = match self.has_zero_points() {
+            true => coding.run.is_multiple_of(self.run),
+            false => coding.run == self.run,
+        };
+        runs && self.bits == coding.bits
             && self.looked_up == coding.table.is_some()
-            && self.run == coding.run
             && self.scales as u8 == coding.scales as u8
+    }
+
+    /// This shape of a kind for blocks with this coding.
+    pub(super) const fn of(self, coding: &Coding) -> PanelShape {
+        let shared = coding.run / self.run;
+        assert!(shared.is_power_of_two());
+        PanelShape { shared: shared.trailing_zeros(), ..self }
     }
 
     /// Whether weights are floats, without integer codes.
@@ -68,6 +85,11 @@ impl PanelShape {
         matches!(self.scales, Scales::F16Add | Scales::BytesMin | Scales::NibblesMin)
     }
 
+    /// Whether runs have zero points, and several runs may share scale and zero point.
+    pub(crate) const fn has_zero_points(&self) -> bool {
+        matches!(self.scales, Scales::F16Zero)
+    }
+
     /// Bytes of the header before the codes of a chunk.
     pub(crate) const fn head(&self, inputs: usize) -> usize {
         let runs = inputs.div_ceil(self.run);
@@ -75,6 +97,7 @@ impl PanelShape {
             Scales::Plain => 0,
             Scales::F16 => runs * 32,
             Scales::F16Add => runs * 64,
+            Scales::F16Zero => (runs >> self.shared) * SCALE_AND_ZERO,
             Scales::Bytes | Scales::NibblesMin => 64 + runs * ROWS,
             Scales::BytesMin => 64 + 2 * runs * ROWS,
             Scales::F32 => 64,

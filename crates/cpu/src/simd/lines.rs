@@ -50,6 +50,8 @@ pub(crate) trait Lines: Copy + 'static {
     /// Adds to each word the products of the two i16 halves of `a` with those of `b`. With `ONE`, the upper halves of
     /// `b` are zero.
     unsafe fn dot2<const ONE: bool>(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// `a + b` on words.
+    unsafe fn add(a: Self::I, b: Self::I) -> Self::I;
     /// `a * b + c` on words.
     unsafe fn mul_add(a: Self::I, b: Self::I, c: Self::I) -> Self::I;
     unsafe fn to_f32(a: Self::I) -> Self::F;

@@ -68,6 +68,7 @@ impl Lines for Neon {
             let [s2, s3] = dot2::<ONE>([sum[2], sum[3]], [a[2], a[3]], [b[2], b[3]]);
             [s0, s1, s2, s3]
         }
+        fn add(a: I, b: I) -> I { four!(vaddq_u32(a, b)) }
         fn mul_add(a: I, b: I, c: I) -> I { four!(vmlaq_u32(c, a, b)) }
         fn to_f32(a: I) -> F { four!(to_f32(a)) }
         fn from_bits(a: I) -> F { four!(vreinterpretq_f32_u32(a)) }

@@ -119,6 +119,11 @@ impl Lines for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn add(a: [u32; N], b: [u32; N]) -> [u32; N] {
+        each(|i| a[i].wrapping_add(b[i]))
+    }
+
+    #[inline(always)]
     unsafe fn mul_add(a: [u32; N], b: [u32; N], c: [u32; N]) -> [u32; N] {
         each(|i| a[i].wrapping_mul(b[i]).wrapping_add(c[i]))
     }

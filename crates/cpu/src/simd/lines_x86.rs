@@ -32,6 +32,7 @@ impl Lines for Avx512 {
             _mm512_dpbusd_epi32(sum, w, a)
         }
         fn dot2<const ONE: bool>(sum: __m512i, a: __m512i, b: __m512i) -> __m512i { dot2(sum, a, b) }
+        fn add(a: __m512i, b: __m512i) -> __m512i { _mm512_add_epi32(a, b) }
         fn mul_add(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
             _mm512_add_epi32(_mm512_mullo_epi32(a, b), c)
         }
@@ -210,6 +211,9 @@ macro_rules! two_registers {
                         _mm256_add_epi32(sum[0], _mm256_madd_epi16(a[0], b[0])),
                         _mm256_add_epi32(sum[1], _mm256_madd_epi16(a[1], b[1])),
                     ]
+                }
+                fn add(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+                    [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])]
                 }
                 fn mul_add(a: [__m256i; 2], b: [__m256i; 2], c: [__m256i; 2]) -> [__m256i; 2] {
                     [

@@ -417,12 +417,12 @@ fn quantized_experts_that_do_not_fit_are_refused() {
 
 /// Quantized folders, and the block format that their grouped layers are repacked to.
 const QUANTIZED: [(&str, Option<Format>); 8] = [
-    ("awq-4bit-g32", Some(Format::Q5_0)),
+    ("awq-4bit-g32", Some(Format::U4G32)),
     ("ct-w4a16-g32", Some(Format::Q4_0)),
     ("fp8-block32", Some(Format::F8)),
     ("fp8-tensor", Some(Format::F8)),
     ("gpt-oss-mxfp4", None),
-    ("gptq-4bit-g32-actorder", Some(Format::Q5_0)),
+    ("gptq-4bit-g32-actorder", Some(Format::U4G32)),
     ("gptq-4bit-g32-sym", Some(Format::Q4_0)),
     ("gptq-8bit-g64", Some(Format::Q8_0)),
 ];

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{Grid, Unit};
+use super::{Grid, Unit, round};
 use crate::F16;
 
 /// Candidate positions of the largest weight, relative to the grid's reach. Above 1 it is clipped in favour of the
@@ -15,7 +15,7 @@ pub(super) fn search<const N: usize, G: Grid>(x: &[f32; N], care: &[f32; N], gri
     // The grid may reach farther on one side, so the scale may be negative.
     let mut best = (0.0, 0.0);
     for sign in [-1.0, 1.0] {
-        let inverse = TRIED.map(|tried| sign * tried * G::REACH);
+        let inverse = TRIED.map(|tried| sign * tried * grid.reach());
         // All candidates side by side: one vector.
         let (mut common, mut square) = ([0.0; 16], [0.0; 16]);
         for (x, care) in x.iter().zip(care) {
@@ -47,6 +47,44 @@ pub(crate) fn fit_block<const N: usize>(
     let better = unit.error(above.get(), grid) < unit.error(below.get(), grid);
     let d = if better { above } else { below };
     (d, unit.codes(d.get(), grid))
+}
+
+/// The codes 0 to 15, less a zero point.
+struct FromZeroPoint(u8);
+
+impl Grid for FromZeroPoint {
+    #[inline(always)]
+    fn reach(&self) -> f32 {
+        f32::from(self.0.max(15 - self.0))
+    }
+
+    #[inline(always)]
+    fn nearest(&self, x: f32) -> f32 {
+        let zero = f32::from(self.0);
+        round(x.clamp(-zero, 15.0 - zero))
+    }
+
+    #[inline(always)]
+    fn code(&self, x: f32) -> u8 {
+        (self.nearest(x) + f32::from(self.0)) as u8
+    }
+}
+
+/// A scale, a zero point that is a code, and the codes of a block that has one of each.
+pub(crate) fn fit_zero_point<const N: usize>(weights: &[f32; N], care: &[f32; N]) -> (F16, u8, [u8; N]) {
+    let unit = Unit::new(weights, care);
+    let mut best = (f32::INFINITY, F16([0; 2]), 0);
+    for zero in 0..16 {
+        let grid = FromZeroPoint(zero);
+        for d in F16::around(unit.best_scale(&grid)) {
+            let error = unit.error(d.get(), &grid);
+            if error < best.0 {
+                best = (error, d, zero);
+            }
+        }
+    }
+    let (_, d, zero) = best;
+    (d, zero, unit.codes(d.get(), &FromZeroPoint(zero)))
 }
 
 /// A super-block whose `SUBS` parts have scales that are multiples of `d`.

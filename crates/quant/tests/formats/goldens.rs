@@ -21,12 +21,13 @@ fn fact(format: Format, what: &str) -> Option<f64> {
     files.iter().find_map(|about| about["types"][format.name()][what].as_f64())
 }
 
-/// The formats that the reference has blocks of. It has none of F32 and F16, which need none, nor of Q8_K, which no
+/// The formats that the reference has blocks of. It has none of F32 and F16, which need none, nor of those that no GGUF
 /// file contains.
 fn formats(of: &BTreeMap<String, Golden>) -> Vec<Format> {
     let known = |f: &Format| of.contains_key(&format!("{f}.quant.raw"));
     let (formats, others): (Vec<_>, Vec<_>) = Format::ALL.into_iter().partition(known);
-    assert_eq!(others, [Format::F32, Format::F16, Format::Q8K, Format::F8]);
+    let [g32, g64, g128] = [Format::U4G32, Format::U4G64, Format::U4G128];
+    assert_eq!(others, [Format::F32, Format::F16, Format::Q8K, Format::F8, g32, g64, g128]);
     formats
 }
 

@@ -58,6 +58,31 @@ fn f8_is_the_specifications() {
     }
 }
 
+/// Every zero point with every code, at every place of a block: the words of eight codes that they are, one by one.
+#[test]
+fn u4_is_a_scale_times_what_a_code_is_above_the_zero_point() {
+    for (format, group) in [(Format::U4G32, 32), (Format::U4G64, 64), (Format::U4G128, 128)] {
+        for d in [1.0f32, 0.012_3, -3.5e-4, 65504.0].map(f16::from_f32) {
+            for (zero, turn) in (0..=255u8).flat_map(|zero| (0..16).map(move |turn| (zero, turn))) {
+                let code = |i: usize| (i + i / 16 + turn) as u32 % 16;
+                let bytes = d.to_le_bytes();
+                let mut block = vec![bytes[0], bytes[1], zero, turn as u8];
+                for word in 0..group / 8 {
+                    let place = |j: usize| 8 * (j % 4) + 4 * (j / 4);
+                    let word: u32 = (0..8).map(|j| code(8 * word + j) << place(j)).sum();
+                    block.extend(word.to_le_bytes());
+                }
+                let weights = unpacked(format, &block);
+                let want = |i: usize| f64::from(d.to_f32()) * (f64::from(code(i)) - f64::from(zero));
+                assert!(
+                    (0..group).all(|i| f64::from(weights[i]) == want(i)),
+                    "{format} {d} {zero}: {weights:?}"
+                );
+            }
+        }
+    }
+}
+
 /// An FP4 (E2M1) value, as in the OCP microscaling formats specification.
 fn fp4(code: u8) -> f64 {
     let (exponent, fraction) = (i32::from(code >> 1 & 3), f64::from(code & 1));

@@ -64,6 +64,7 @@ fn tolerance(format: Format) -> f32 {
         Format::IQ4XS => 0.25,
         Format::MXFP4 | Format::NVFP4 => 0.35,
         Format::F8 => 0.1,
+        Format::U4G32 | Format::U4G64 | Format::U4G128 => 0.4,
         Format::IQ1S | Format::IQ1M => 1.4,
         Format::IQ2XXS | Format::IQ2XS | Format::IQ3XXS => 1.4,
         Format::IQ2S | Format::IQ3S => 1.0,
@@ -75,7 +76,7 @@ fn tolerance(format: Format) -> f32 {
 /// The largest magnitude that the largest scale can represent, in both directions.
 fn reach(format: Format) -> f32 {
     let codes = match format {
-        Format::Q4_0 => 7.0,
+        Format::Q4_0 | Format::U4G32 | Format::U4G64 | Format::U4G128 => 7.0,
         Format::Q5_0 => 15.0,
         Format::Q8_0 => 127.0,
         Format::IQ4NL => 113.0,
@@ -269,8 +270,9 @@ fn what_counts_is_kept_more_exactly() {
     let weights: Vec<f32> = (0..4096).map(|_| random() + random() + random() - 1.5).collect();
     let counts: Vec<f32> = (0..4096).map(|i| if i % 7 == 0 { 50.0 } else { 1.0 }).collect();
     let whole = [Q2K, Q3K, Q4K, Q5K, Q4_0, Q4_1, Q5_0, IQ4NL, IQ4XS, TQ2_0, MXFP4, Q1_0, Q2_0];
+    let own = [U4G32, U4G64, U4G128];
     let of_books = [IQ1S, IQ1M, IQ2XXS, IQ2XS, IQ2S, IQ3XXS, IQ3S];
-    for format in whole.into_iter().chain(of_books) {
+    for format in whole.into_iter().chain(own).chain(of_books) {
         let mut bytes = vec![0; format.row_bytes(weights.len()).unwrap()];
         let mut error = |care: &[f32]| {
             tallow_quant::pack_with(format, &weights, care, &mut bytes).unwrap();

@@ -4,10 +4,12 @@ pub(crate) mod dialogue;
 pub(crate) mod flags;
 pub(crate) mod view;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tallow_engine::handle::{Done, Event, Finish, Request, RunningEngine};
 use tallow_engine::sampler::Sampling;
+use tallow_text::answer_tokens::{AnswerTokens, Reused, longest_prompt};
 use tallow_text::reasoning::{Piece, Splitter};
 
 use crate::Failed;
@@ -41,6 +43,8 @@ pub(crate) struct Talk {
     runtime: tokio::runtime::Runtime,
     /// Longest context that the model supports, in tokens.
     made_for: usize,
+    /// Tokens of the answers, whose text is in the prompts after them.
+    answers: Arc<AnswerTokens>,
     pub dialogue: Dialogue,
     pub sampling: Sampling,
     pub max_tokens: Option<usize>,
@@ -141,6 +145,7 @@ impl Talk {
             engine,
             runtime,
             made_for,
+            answers: Arc::default(),
             dialogue,
             sampling,
             max_tokens: None,
@@ -298,6 +303,9 @@ impl Talk {
     ) -> Result<Answered, Failed> {
         // An adapter that was loaded for a conversation is always used.
         let adapter = self.engine.loras().first().map(|listed| listed.lora);
+        let most = longest_prompt(prompt.len(), max_new, self.context());
+        let Reused { ids: prompt, mut record, .. } =
+            self.answers.reuse("", prompt, most, &self.engine.info().tokenizer);
         let request = Request {
             prompt,
             max_new,
@@ -327,6 +335,7 @@ impl Talk {
                     }
                     Some(Event::Piece { text, choice }) => {
                         said.tokens.push(choice.token);
+                        record.push(choice.token);
                         said.take(&text, listen)?;
                     }
                     Some(Event::Done(done)) => {

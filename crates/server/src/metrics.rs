@@ -86,6 +86,8 @@ pub(crate) struct Metrics {
     longest_choice: Histogram,
     max_tokens: Histogram,
     choices: Histogram,
+    /// Tokens of earlier answers that took the place of a prompt's own.
+    reused: AtomicU64,
     /// Counts by [`REASONS`].
     ended: [AtomicU64; REASONS.len()],
     answered: Mutex<Answered>,
@@ -133,6 +135,7 @@ impl Metrics {
             ),
             max_tokens: tokens("vllm:request_params_max_tokens", "Token limit of a choice."),
             choices: Histogram::new("vllm:request_params_n", "Choices of a request.", CHOICES),
+            reused: AtomicU64::new(0),
             ended: Default::default(),
             answered: Mutex::default(),
             refused: Mutex::default(),
@@ -151,6 +154,11 @@ impl Metrics {
     pub(crate) fn taken(&self, choices: usize, max_tokens: usize) {
         self.choices.add(choices as f64);
         self.max_tokens.add(max_tokens as f64);
+    }
+
+    /// Records tokens of earlier answers that took the place of a prompt's own.
+    pub(crate) fn reused(&self, tokens: usize) {
+        self.reused.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
     /// Records a complete choice, with its finish reason.
@@ -203,6 +211,11 @@ impl Metrics {
         router_gauges(page, load(&stats.running), load(&stats.waiting), cache_usage(handle));
         adapters(page, handle);
         engine(page, handle);
+        page.counter(
+            "vllm:reused_answer_tokens",
+            "Tokens of earlier answers in prompts, where the tokenizer would divide their text otherwise.",
+            self.reused.load(Ordering::Relaxed),
+        );
         self.success(page);
         for histogram in [
             &self.time_to_first_token,

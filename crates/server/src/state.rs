@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::Request;
+use tallow_text::answer_tokens::AnswerTokens;
 use tokio::sync::watch;
 
 use crate::Settings;
@@ -31,6 +32,8 @@ pub(crate) struct Server<M: ?Sized = Served> {
     pub(crate) budget: Arc<Budget>,
     /// Permits for preparing prompts, which takes a whole core.
     pub(crate) prepare_pool: Arc<PreparePool>,
+    /// Tokens of answers, for chats that send their text back.
+    pub(crate) answer_tokens: Arc<AnswerTokens>,
     /// All connections.
     pub(crate) connection_table: Arc<ConnectionTable>,
     /// Number of requests being answered.
@@ -51,6 +54,7 @@ impl<M: Model> Server<M> {
             since: crate::clock::unix_time(),
             budget: Arc::new(Budget::new(settings.limits.memory)),
             prepare_pool: Arc::new(PreparePool::new(processors)),
+            answer_tokens: Arc::default(),
             connection_table: Arc::new(settings.limits.connection_table()),
             open: watch::Sender::new(0),
             drain_over: watch::Sender::new(false),

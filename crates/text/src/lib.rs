@@ -1,8 +1,10 @@
 //! Between text and tokens, as a model's files say.
 //!
 //! [`tokenizer`] encodes and decodes; [`template`] renders a chat to the prompt that a model was trained on;
-//! [`reasoning`] separates a model's reasoning from its answer; [`generation`] reads its default sampling settings.
+//! [`reasoning`] separates a model's reasoning from its answer; [`answer_tokens`] keeps the tokens of answers;
+//! [`generation`] reads a model's default sampling settings.
 
+pub mod answer_tokens;
 pub mod generation;
 pub mod reasoning;
 pub mod template;

@@ -239,6 +239,30 @@ fn a_full_context_loses_the_oldest_turns_and_goes_on() {
     assert!(shown.contains("of 96 tokens of context used (the model's own limit is 1024)"), "{shown}");
 }
 
+/// Prompt tokens of an answer, how many of them were cached, and the answer's tokens.
+fn counts(said: &str) -> [usize; 3] {
+    let number_after = |before: &str| {
+        let (_, rest) = said.rsplit_once(before).unwrap_or_else(|| panic!("{before:?} in {said}"));
+        rest.split(' ').next().unwrap().parse().unwrap()
+    };
+    [number_after("prompt "), number_after("tokens ("), number_after("; answer ")]
+}
+
+/// Answers so random that the tokenizer makes other tokens of their text.
+#[test]
+fn earlier_answers_are_in_the_cache_as_they_were_generated() {
+    let home = Home::new();
+    let exact = ["--isa", "scalar", "--arithmetic", "exact", "--threads", "2"];
+    let random = ["-n", "40", "-v", "--temperature", "3", "--top-k", "100"];
+    let mut t = short(&home, &[&exact[..], &random[..]].concat());
+    let mut computed = 0;
+    for i in 0..4 {
+        let [prompt, cached, answer] = counts(&t.line("And then?"));
+        assert_eq!(cached, computed / 16 * 16, "answer {i}");
+        computed = prompt + answer - 1;
+    }
+}
+
 #[test]
 fn an_answer_goes_on_past_a_full_context() {
     let home = Home::new();

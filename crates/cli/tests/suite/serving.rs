@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Home, gpu};
 use serde_json::{Value, json};
-use tallow_support::golden;
+use tallow_models::Model;
+use tallow_support::{golden, root};
 
 /// A server under test; it is killed if the test does not stop it.
 struct Server {
@@ -203,6 +204,63 @@ fn a_shared_prefix_is_computed_once() {
         8 * tokens
     );
     assert!(fresh < 2 * tokens, "{fresh} tokens were computed, and {tokens} would do");
+}
+
+/// An answer that a client sends back as text is found in the cache with all the tokens that were generated, although the
+/// tokenizer makes others of it; and the next answer is what a server says that is given these tokens.
+#[test]
+fn an_answer_that_is_sent_back_is_in_the_cache() {
+    let tokenizer = Model::open(&root().join("assets/demo.gguf")).unwrap().tokenizer().unwrap();
+    let bytes = |id: u32| tokenizer.token_bytes(id).unwrap();
+    // Any text, as long as it is text: no part of a character, and no special token.
+    let vocab = 0..tokenizer.vocab_size() as u32;
+    let (plain, other): (Vec<u32>, Vec<u32>) =
+        vocab.partition(|id| bytes(*id).is_ascii() && !tokenizer.is_special(*id));
+    let bias: Value =
+        other.iter().map(|id| (id.to_string(), json!(-100))).collect::<serde_json::Map<_, _>>().into();
+    let (server, cold) = (Server::start(&[]), Server::start(&[]));
+    let chat = |messages: &[Value], more: Value| {
+        let mut body = json!({ "messages": messages, "max_tokens": 40, "temperature": 0 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        whole(server.request("POST", "/v1/chat/completions", &body.to_string()))
+    };
+    let tokens = |messages: &[Value]| -> Vec<u32> {
+        let body = json!({ "messages": messages }).to_string();
+        serde_json::from_value(whole(server.request("POST", "/tokenize", &body))["tokens"].clone()).unwrap()
+    };
+    let message = |role: &str, content: &Value| json!({ "role": role, "content": content });
+    let mut messages = vec![message("user", &json!("Tell me a story about a fox and a hen"))];
+    let mut prompt = tokens(&messages);
+    for turn in 0..3 {
+        let hot =
+            json!({"temperature": 3, "seed": turn, "max_tokens": 100, "logit_bias": bias, "logprobs": true});
+        let hot = chat(&messages, hot);
+        let generated = hot["choices"][0]["logprobs"]["content"].as_array().unwrap().iter().map(|scored| {
+            let wanted: Vec<u8> = serde_json::from_value(scored["bytes"].clone()).unwrap();
+            *plain.iter().find(|id| bytes(**id) == wanted).unwrap()
+        });
+        prompt.extend(generated);
+        messages.push(message("assistant", &hot["choices"][0]["message"]["content"]));
+        messages.push(message("user", &json!("And then?")));
+        let anew = tokens(&messages);
+        let (kept, of_anew) = tokenizer.same_text(prompt.iter().copied(), anew.iter().copied());
+        assert_eq!(kept, prompt.len());
+        let same = prompt.iter().zip(&anew).take_while(|(a, b)| a == b).count();
+        assert!(same + 50 < kept, "this answer would be tokenized as it was generated");
+        let computed = (prompt.len() - 1) as u64;
+        prompt.extend(&anew[of_anew..]);
+
+        let next = chat(&messages, json!({}));
+        let (usage, (cached, _)) = (&next["usage"], said(&next));
+        assert_eq!(usage["prompt_tokens"], prompt.len());
+        assert_eq!(cached, computed / 16 * 16, "all whole pages");
+        let given = json!({ "prompt": prompt, "max_tokens": 40, "temperature": 0 });
+        let given = whole(cold.complete(&given));
+        assert_eq!(given["choices"][0]["text"], next["choices"][0]["message"]["content"]);
+        // Who wants nothing of the cache gets the tokenizer's tokens.
+        let alone = chat(&messages, json!({"cache_prompt": false}));
+        assert_eq!((&alone["usage"]["prompt_tokens"], said(&alone).0), (&json!(anew.len()), 0));
+    }
 }
 
 /// A model with recurrent state goes on from a snapshot of it, and answers as if it had computed the whole prompt: a salt

@@ -114,5 +114,6 @@ fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> 
     let max_new = generation.max_new_tokens(server.model.max_tokens, room);
     generation.separate_cache(caller);
     generation.reasoned = messages.reasoned(templates, &ids, &info.tokenizer);
-    Job::new(generation, ResponseShape::Chat, vec![Prompt { ids, echo: None }], max_new, (adapter, info))
+    let prompt = Prompt { ids, echo: None, is_text: true };
+    Job::new(server, generation, ResponseShape::Chat, vec![prompt], max_new, adapter)
 }

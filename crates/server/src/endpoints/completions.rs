@@ -109,14 +109,14 @@ impl PromptInput {
         Ok(match self {
             PromptInput::Text(text) => {
                 let ids = tokens_of_text("prompt", &text, Around::Added, (&info.tokenizer, info.context))?;
-                Prompt { ids, echo: echo.then_some(text) }
+                Prompt { ids, echo: echo.then_some(text), is_text: true }
             }
             PromptInput::Tokens(ids) => {
                 if ids.len() > info.context {
                     return Err(ApiError::too_long("prompt", ids.len(), info.context));
                 }
                 let echo = echo.then(|| info.tokenizer.decode(&ids, Shown::All));
-                Prompt { ids, echo }
+                Prompt { ids, echo, is_text: false }
             }
         })
     }
@@ -142,5 +142,5 @@ fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> 
     let prompts = prompts.collect::<Result<_, _>>()?;
     let max_new = generation.max_new_tokens(server.model.max_tokens, USUAL_TOKENS);
     generation.separate_cache(caller);
-    Job::new(generation, ResponseShape::Completion, prompts, max_new, (adapter, info))
+    Job::new(server, generation, ResponseShape::Completion, prompts, max_new, adapter)
 }

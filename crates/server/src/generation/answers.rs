@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tallow_engine::handle::{Event, Failure, Finish};
 use tallow_engine::sampler::Choice;
+use tallow_text::answer_tokens::AnswerRecord;
 use tallow_text::tokenizer::{Detokenizer, Shown, Tokenizer};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -31,6 +32,8 @@ pub(crate) struct FollowedChoice {
     pub(crate) events: UnboundedReceiver<Event>,
     /// The prompt, where the answer echoes it.
     pub(crate) echo: Option<Echo>,
+    /// Takes the answer's tokens, for prompts that send its text back.
+    pub(crate) record: Option<AnswerRecord>,
     /// Decodes the answer's tokens to find their text offsets, if log-probabilities were requested.
     pub(crate) offsets: Option<Detokenizer>,
     /// How to split off reasoning, if the model marks it.
@@ -58,6 +61,7 @@ pub(crate) struct Answers {
 struct ChoiceState {
     events: Option<UnboundedReceiver<Event>>,
     echo: Option<Echo>,
+    record: Option<AnswerRecord>,
     reasoned: Option<Reasoned>,
     /// Tokens of reasoning.
     reasoning_tokens: usize,
@@ -84,6 +88,7 @@ impl Answers {
         let following = |f: FollowedChoice| ChoiceState {
             events: Some(f.events),
             echo: f.echo,
+            record: f.record,
             reasoned: f.reasoned,
             reasoning_tokens: 0,
             is_first: f.first,
@@ -232,6 +237,9 @@ impl Answers {
                     }
                     Some(last) => server.metrics.next_token(now - last),
                 }
+                if let Some(record) = &mut choice.record {
+                    record.push(token.token);
+                }
                 if self.wants_tokens {
                     choice.pending.push(token);
                 }
@@ -246,6 +254,8 @@ impl Answers {
             }
             Event::Done(done) => {
                 choice.events = None;
+                // It is kept before the client can send it back.
+                choice.record = None;
                 // A stop string is not sent, and neither are tokens that consist of nothing else.
                 let stopped = matches!(done.reason, Finish::Stop(_));
                 let part = choice.part(&done.text, stopped, tokenizer);

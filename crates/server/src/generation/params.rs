@@ -109,6 +109,11 @@ impl Generation {
         }
     }
 
+    /// What requests have in common that share cached pages; `None` if it shares them with none.
+    pub(crate) fn cache_scope(&self, adapter: Option<LoraRef>) -> Option<String> {
+        (!self.unsaved).then(|| format!("{:?} {adapter:?}", self.salt))
+    }
+
     /// Checks token ids against the vocabulary, and finds the requested adapter.
     pub(crate) fn select_adapter(&self, handle: &EngineHandle) -> Result<Option<LoraRef>, ApiError> {
         let (info, adapter) = (handle.info(), lora::select(handle, self.model.as_deref(), self.lora)?);

@@ -8,6 +8,7 @@ use axum::response::Response;
 use tallow_engine::handle::{Info, Request, Unread};
 use tallow_engine::lora::LoraRef;
 use tallow_engine::scheduler::ClientId;
+use tallow_text::answer_tokens::{AnswerRecord, longest_prompt};
 use tallow_text::tokenizer::Shown;
 
 use crate::access::Notes;
@@ -29,11 +30,15 @@ const SHARE: usize = 4;
 /// An answer's text is accounted in steps of this many bytes.
 const STEP: usize = 64 << 10;
 
-/// A tokenized prompt, with its text where the answer echoes it.
+/// A tokenized prompt.
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
+    /// Its text, where the answer echoes it.
     pub(crate) echo: Option<String>,
+    /// Whether it is all text, for which other tokens would do as well: not tokens that the caller gave, nor tokens that
+    /// stand for an image.
+    pub(crate) is_text: bool,
 }
 
 /// Generation requests that were checked against the model.
@@ -41,28 +46,38 @@ pub(crate) struct Prompt {
 pub(crate) struct Job {
     shape: ResponseShape,
     generation: Generation,
-    requests: Vec<(Request, Option<Echo>)>,
+    choices: Vec<ChoiceRequest>,
+}
+
+/// What is submitted for a choice.
+#[derive(Debug)]
+struct ChoiceRequest {
+    request: Request,
+    echo: Option<Echo>,
+    record: Option<AnswerRecord>,
 }
 
 impl Job {
     /// Checks prompts against the model's limits. `max_new` is clamped to what the context leaves.
     pub(crate) fn new(
+        server: &Server,
         generation: Generation,
         shape: ResponseShape,
         prompts: Vec<Prompt>,
         max_new: usize,
-        (adapter, info): (Option<LoraRef>, &Info),
+        adapter: Option<LoraRef>,
     ) -> Result<Job, ApiError> {
+        let info = server.model.handle.info();
         let param = if shape == ResponseShape::Chat { "messages" } else { "prompt" };
-        let (choices, capacity) = (prompts.len() * generation.n, info.slots + info.queue);
-        if choices > capacity {
-            let why = format!("{choices} answers were asked for, and this server has room for {capacity}");
+        let (wanted, capacity) = (prompts.len() * generation.n, info.slots + info.queue);
+        if wanted > capacity {
+            let why = format!("{wanted} answers were asked for, and this server has room for {capacity}");
             return Err(ApiError::field(if prompts.len() > 1 { param } else { "n" }, why));
         }
         let wants_tokens = generation.logprobs.is_some();
-        let mut requests = Vec::new();
+        let (mut choices, scope) = (Vec::new(), generation.cache_scope(adapter));
         for prompt in prompts {
-            let Prompt { ids, echo } = prompt;
+            let Prompt { ids, echo, is_text } = prompt;
             let first = *ids.first().ok_or_else(|| {
                 ApiError::field(
                     param,
@@ -75,22 +90,48 @@ impl Job {
             if let Some(id) = ids.iter().find(|id| **id as usize >= info.vocab) {
                 return Err(unknown_token(param.into(), *id, info.vocab));
             }
+            // What is echoed is what was sent.
+            let scope = scope.as_deref().filter(|_| is_text && echo.is_none());
+            let (ids, record) = match scope {
+                Some(scope) => with_earlier_answers(server, scope, ids, max_new),
+                None => (ids, None),
+            };
             let score_prompt = echo.is_some() && wants_tokens;
             let echo = echo.map(|text| Echo { text, first: wants_tokens.then_some(first) });
             let max_new = max_new.min(info.context - ids.len());
             let same = generation.requests(&ids, max_new, score_prompt, adapter, info);
-            requests.extend(same.map(|request| (request, echo.clone())));
+            choices.extend(same.map(|request| ChoiceRequest {
+                request,
+                echo: echo.clone(),
+                record: record.clone(),
+            }));
         }
-        Ok(Job { shape, generation, requests })
+        Ok(Job { shape, generation, choices })
     }
+}
+
+/// A prompt with the tokens of earlier answers as they were generated, which are in the prefix cache, and a record for
+/// its own answer.
+fn with_earlier_answers(
+    server: &Server,
+    scope: &str,
+    ids: Vec<u32>,
+    max_new: usize,
+) -> (Vec<u32>, Option<AnswerRecord>) {
+    let Info { context, tokenizer, .. } = server.model.handle.info();
+    let most = longest_prompt(ids.len(), max_new, *context);
+    let reused = server.answer_tokens.reuse(scope, ids, most, tokenizer);
+    server.metrics.reused(reused.changed);
+    (reused.ids, Some(reused.record))
 }
 
 /// Submits a job and answers it. Dropping the future aborts it.
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
-    let (begun, Job { shape, generation, mut requests }) = (Instant::now(), job);
+    let (begun, Job { shape, generation, choices: mut requests }) = (Instant::now(), job);
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
     let (handle, notes) = (&server.model.handle, Notes::current());
-    let (max_new, adapter) = requests.first().map_or((0, None), |(r, _)| (r.max_new, r.adapter));
+    let first = requests.first().map(|choice| &choice.request);
+    let (max_new, adapter) = first.map_or((0, None), |request| (request.max_new, request.adapter));
     let id = format!("{}{}", shape.prefix(), notes.answer_id());
     let adapters = handle.loras();
     notes.note(|noted| {
@@ -107,7 +148,7 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     }
     let mut followed = Vec::new();
     let client = ctx.as_ref().map_or_else(ClientId::default, |ctx| ctx.client);
-    for (index, (request, echo)) in requests.into_iter().enumerate() {
+    for (index, ChoiceRequest { request, echo, record }) in requests.into_iter().enumerate() {
         let request = Request { client, ..request };
         let tokenizer = &server.model.handle.info().tokenizer;
         let offsets = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
@@ -116,7 +157,8 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         let events = handle.submit_counted(request, unread);
         let events = events.map_err(|failure| ApiError::engine(failure, handle.is_alive()))?;
         let reasoned = generation.reasoned.clone();
-        followed.push(FollowedChoice { events, echo, offsets, reasoned, first: index % generation.n == 0 });
+        let first = index % generation.n == 0;
+        followed.push(FollowedChoice { events, echo, record, offsets, reasoned, first });
     }
     server.metrics.taken(choices, max_new);
     let mut answers = Answers::new(server, followed, wants_tokens, begun);
@@ -167,8 +209,8 @@ struct AnswerMemory {
 }
 
 impl AnswerMemory {
-    fn of(requests: &[(Request, Option<Echo>)]) -> AnswerMemory {
-        let prompts = requests.iter().map(|(request, _)| request.prompt.len()).sum();
+    fn of(requests: &[ChoiceRequest]) -> AnswerMemory {
+        let prompts = requests.iter().map(|choice| choice.request.prompt.len()).sum();
         AnswerMemory { requests: requests.len(), prompts }
     }
 
@@ -182,14 +224,14 @@ impl AnswerMemory {
     async fn for_logprobs(
         &self,
         generation: &Generation,
-        requests: &mut [(Request, Option<Echo>)],
+        requests: &mut [ChoiceRequest],
         server: &Server,
         ctx: &RequestContext,
     ) -> Result<(), ApiError> {
         let Some(top) = generation.logprobs.filter(|_| !generation.stream) else { return Ok(()) };
         let bytes_per_token = TOKEN + (top + 1) * LIKELY_TOKEN;
         let room = (server.budget.capacity() / SHARE / bytes_per_token).saturating_sub(self.scored(requests));
-        let wanted: usize = requests.iter().map(|(request, _)| request.max_new).sum();
+        let wanted: usize = requests.iter().map(|choice| choice.request.max_new).sum();
         if wanted > room {
             let one = room / requests.len().max(1);
             if generation.max_tokens.is_some() || one == 0 {
@@ -199,18 +241,17 @@ impl AnswerMemory {
                 );
                 return Err(ApiError::field("max_tokens", why).code("request_too_large"));
             }
-            requests.iter_mut().for_each(|(request, _)| request.max_new = request.max_new.min(one));
+            requests.iter_mut().for_each(|ChoiceRequest { request, .. }| {
+                request.max_new = request.max_new.min(one);
+            });
         }
         ctx.claim.grow((wanted.min(room) + self.scored(requests)) * bytes_per_token).await
     }
 
     /// Prompt tokens that are echoed with log-probabilities.
-    fn scored(&self, requests: &[(Request, Option<Echo>)]) -> usize {
-        requests
-            .iter()
-            .filter(|(request, _)| request.score_prompt)
-            .map(|(request, _)| request.prompt.len())
-            .sum()
+    fn scored(&self, requests: &[ChoiceRequest]) -> usize {
+        let requests = requests.iter().map(|choice| &choice.request);
+        requests.filter(|request| request.score_prompt).map(|request| request.prompt.len()).sum()
     }
 }
 

@@ -18,3 +18,4 @@ mod routes;
 mod running;
 mod streams;
 mod thinking;
+mod turns;

@@ -134,6 +134,7 @@ fn metrics_have_the_names_that_routers_and_dashboards_read() {
     for name in [
         "failed_steps_total",
         "wasted_tokens_total",
+        "reused_answer_tokens_total",
         "page_faults_total",
         "num_preemptions_total",
         "log_lines_dropped_total",

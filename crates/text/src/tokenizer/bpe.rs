@@ -13,7 +13,7 @@ pub(super) struct Bpe {
     merges: HashMap<(u32, u32), (u32, u32)>,
     /// Merge pieces that are not in the vocabulary; they have the ids after the vocabulary's last.
     strangers: Strangers,
-    options: Options,
+    pub(super) options: Options,
     bytes: Option<Box<[Option<u32>; 256]>>,
     seams: Option<Seams>,
     wholes: Wholes,

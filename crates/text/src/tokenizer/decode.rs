@@ -260,6 +260,24 @@ impl Stage {
         }
     }
 
+    /// Whether in the middle of a text a token adds the same bytes whatever is around it.
+    pub(super) fn add_bytes(stages: &[Stage]) -> bool {
+        let mut is_fused = false;
+        stages.iter().all(|stage| match stage {
+            Stage::Bytes(_) | Stage::Fuse(_) => {
+                is_fused = true;
+                true
+            }
+            Stage::ByteTokens { .. } | Stage::Metaspace { .. } => true,
+            Stage::Replace(replace) => {
+                matches!(&*replace.find, Find::Text(find) if find.chars().count() == 1)
+            }
+            // Once tokens are joined it concerns only the ends of the text.
+            Stage::Strip(_) => is_fused,
+            Stage::WordPiece { .. } | Stage::Suffix { .. } | Stage::Ctc(_) | Stage::Spaced(_) => false,
+        })
+    }
+
     /// The bytes that a token adds in the middle of a text.
     pub(super) fn bytes(stages: &[Stage], token: &str, verbatim: bool) -> Vec<u8> {
         let mut text = token.to_owned();

@@ -26,6 +26,7 @@ mod pattern;
 mod pre;
 mod protobuf;
 mod ranks;
+mod same_text;
 mod sentencepiece;
 mod spm;
 mod trie;

@@ -13,7 +13,7 @@ pub(super) struct Spm {
     /// Rank of each token's score: the best has 0, equal scores have equal ranks.
     ranks: Vec<u32>,
     bytes: Box<[Option<u32>; 256]>,
-    unknown: Option<u32>,
+    pub(super) unknown: Option<u32>,
     /// Whether a run of unknown text becomes one token rather than one for each byte.
     fuse: bool,
     seams: Option<Seams>,

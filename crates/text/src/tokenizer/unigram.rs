@@ -15,7 +15,7 @@ const UNKNOWN_PENALTY: f64 = 10.0;
 pub(super) struct Unigram {
     trie: Trie,
     scores: Vec<f64>,
-    unknown: Option<u32>,
+    pub(super) unknown: Option<u32>,
     unknown_score: f64,
     bytes: Option<Box<[Option<u32>; 256]>>,
 }

@@ -14,7 +14,7 @@ pub(super) struct WordPiece {
     /// Trie positions of the tokens that start a word and of those that continue one.
     start: Option<At>,
     inner: Option<At>,
-    unknown: Option<u32>,
+    pub(super) unknown: Option<u32>,
     most_chars: usize,
 }
 

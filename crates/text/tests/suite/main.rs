@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod answer_tokens;
 mod reasoning;
 mod template;
 mod tokenizer;

@@ -4,10 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use tallow_core::ops::{Epilogue, Linear};
-use tallow_core::{Backend, Format, HostWeight, LinearWeights, Memory};
+use tallow_core::{Arithmetic, Backend, Format, HostWeight, LinearWeights, Memory};
 use tallow_quant::{F16, Q5_0, U4G32, U4G64, U4G128};
 
-use crate::{Arithmetic, Cpu, Isa};
+use crate::{Cpu, Isa};
 
 /// More than a pair of panels, and not a multiple of it.
 const OUTPUTS: usize = 50;

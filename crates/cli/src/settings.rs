@@ -94,7 +94,7 @@ pub(crate) static KNOWN: &[Known] = &[
     known("device", "device to run on: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
     known("threads", "CPU threads", "the CPU's cores"),
     known("isa", "CPU instruction set: scalar, neon, avx2, avxvnni, avx512 or amx", "the best there is"),
-    known("arithmetic", "Arithmetic of linear layers: fast, or exact for comparisons", "fast (dump: exact)"),
+    known("arithmetic", "Arithmetic: fast, or exact for comparisons", "fast (dump: exact)"),
     known(
         "batch",
         "batch size: most tokens computed in one step",

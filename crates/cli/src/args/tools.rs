@@ -94,7 +94,7 @@ pub(crate) struct Bench {
     /// scalar, neon, avx2, avxvnni, avx512 or amx.
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
-    /// Arithmetic of linear layers: fast or exact [default: fast]
+    /// Arithmetic: fast or exact [default: fast]
     #[arg(long, value_name = "HOW")]
     pub arithmetic: Option<Arithmetic>,
     /// Repetitions of each measurement

@@ -51,7 +51,7 @@ pub(crate) struct EngineArgs {
     /// scalar, neon, avx2, avxvnni, avx512 or amx.
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
-    /// Arithmetic of linear layers: fast, or exact for comparisons [default: fast]
+    /// Arithmetic: fast, or exact for comparisons [default: fast]
     ///
     /// exact multiplies in f32 without rounding the activations to 8 bits, and is several times slower on a CPU. GPUs always do.
     #[arg(long, value_name = "HOW")]
@@ -167,7 +167,7 @@ pub(crate) struct DeviceArgs {
     /// scalar, neon, avx2, avxvnni, avx512 or amx.
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
-    /// Arithmetic of linear layers: fast or exact [default: fast; dump: exact]
+    /// Arithmetic: fast or exact [default: fast; dump: exact]
     #[arg(long, value_name = "HOW")]
     pub arithmetic: Option<Arithmetic>,
     /// Quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …

@@ -6,8 +6,8 @@ use tallow_core::Backend;
 use super::Weights;
 use crate::error::{LoadError, Result};
 
-/// Reference to tensors: those in a slot, of a layer of the model; or, where only one family has such, those of a layer with that
-/// name, which comes without `.weight` and `.bias`.
+/// Reference to tensors: those in a slot, of a layer of the model; or, where only one family has such, those of a layer
+/// with that name, which comes without `.weight` and `.bias`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum TensorRef<'n> {
     Slot(Slot, usize),

@@ -109,7 +109,7 @@ impl Generation {
         }
     }
 
-    /// What requests have in common that share cached pages; `None` if it shares them with none.
+    /// Scope of its cached pages: salt and adapter; `None` if it shares them with no other request.
     pub(crate) fn cache_scope(&self, adapter: Option<LoraRef>) -> Option<String> {
         (!self.unsaved).then(|| format!("{:?} {adapter:?}", self.salt))
     }

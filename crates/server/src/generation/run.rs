@@ -49,7 +49,7 @@ pub(crate) struct Job {
     choices: Vec<ChoiceRequest>,
 }
 
-/// What is submitted for a choice.
+/// A request of one choice, with its echo and the record of its answer.
 #[derive(Debug)]
 struct ChoiceRequest {
     request: Request,

@@ -57,7 +57,7 @@ pub(crate) struct LogArgs {
     /// Log more; with `run` show how fast it went, too. Again for still more: -vv, -vvv
     #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "log_level")]
     pub verbose: u8,
-    /// What to log: off, error, warn, info, debug or trace, and levels for parts of the program, as in
+    /// Level of the log: off, error, warn, info, debug or trace, and levels for parts of the program, as in
     /// info,tallow_server=debug [default: info for `serve`, else warn]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub log_level: Option<Levels>,

@@ -60,7 +60,7 @@ struct Entry {
     evicted: Arc<Eviction>,
 }
 
-/// Who has to act next.
+/// The side that has to act next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// The client sends its body.

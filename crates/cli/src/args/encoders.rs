@@ -89,7 +89,7 @@ pub(crate) enum Transcript {
     Vtt,
 }
 
-/// What is written of speech.
+/// Output of a transcription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Wanted {
     /// In the language that is spoken

@@ -41,7 +41,7 @@ fn memory<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     t.b.sync().map_err(text)
 }
 
-/// What is asked for arrives as it was then, whatever is launched, begun, read or given up before it is waited for.
+/// A tensor that was fetched arrives as it was then, whatever is launched, begun, read or given up before it is waited for.
 fn fetch<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let host = Host::random(1, 5, 7);
     let (x, norm) = (t.up(&host)?, t.up(&Host::random(2, 1, 7))?);

@@ -36,7 +36,7 @@ fn a_prompt_is_reused_up_to_a_snapshot_of_the_state() {
     assert_eq!(s.counts().prefix_hits, 80);
 }
 
-/// Where a prompt leaves what an earlier one computed there is no snapshot yet. It makes one for the third.
+/// There is no snapshot yet where a prompt first differs from an earlier one. It makes one for the third.
 #[test]
 fn a_snapshot_is_made_where_prompts_part() {
     let mut s = recurrent(4, 512, 4);

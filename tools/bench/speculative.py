@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measures speculative decoding (prompt lookup) against plain decoding, in one run, on one model file.
+"""Measures speculative decoding against plain decoding, in one run, on one model file.
 
-    python3 tools/bench/speculative.py TALLOW MODEL.gguf [--rounds 3] [--requests 200] [SERVE OPTION...]
+    python3 tools/bench/speculative.py TALLOW MODEL.gguf [--draft SMALL.gguf] [--rounds 3] [--requests 200] [SERVE OPTION...]
 
 Two servers of the same program, one with --speculative off, answer the same requests in turn. "Repeats" is greedy decoding
 of a prompt that repeats itself: a model that copies, or one of random weights, which soon goes in circles, is the best case.
-"Random" is sampled at temperature 1, where nothing can be guessed: the cost. All answers of both servers are compared, and
-those to as many requests of mixed sampling as --requests says. Prints a table in Markdown."""
+"Random" is sampled at temperature 1, where nothing can be guessed: the cost. With a draft model there are stories too, greedy
+and sampled. All answers of both servers are compared, and those to as many requests of mixed sampling as --requests says.
+Prints a table in Markdown."""
 
 import argparse
 import http.client
@@ -31,6 +32,17 @@ def sampled(number: int) -> dict:
     chance = random.Random(number)
     prompt = [chance.choice(TOKENS) for _ in range(192)]
     return {"prompt": prompt, "max_tokens": 96, "temperature": 1, "seed": number, "ignore_eos": True}
+
+
+def story(number: int, temperature: float = 0) -> dict:
+    chance = random.Random(number)
+    who, where = chance.choice(["a king", "an old woman", "two brothers", "a fox"]), chance.choice(["the forest", "a tower"])
+    prompt = f"Once upon a time there was {who} in {where}, {number} miles from the sea."
+    return {"prompt": prompt, "max_tokens": 192, "temperature": temperature, "seed": number, "ignore_eos": True}
+
+
+def sampled_story(number: int) -> dict:
+    return story(number, 0.8)
 
 
 def mixed(number: int) -> dict:
@@ -65,13 +77,16 @@ def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tallow", type=pathlib.Path)
     parser.add_argument("model", type=pathlib.Path)
+    parser.add_argument("--draft", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=200)
     options, more = parser.parse_known_args(args)
     serve = [str(options.tallow), "serve", str(options.model), "--device", "cpu", "--offline", *more]
+    draft = ["--draft", str(options.draft)] if options.draft else []
+    stories = [("stories", story), ("stories, sampled", sampled_story)] if draft else []
     kinds = [(f"{name}, {clients} client{'s' * (clients > 1)}", kind, clients)
-             for name, kind in [("repeats", repeats), ("random", sampled)] for clients in [1, 8]]
-    with running([*serve, "--speculative", "off"]) as (plain, _), running(serve) as (drafts, _):
+             for name, kind in [*stories, ("repeats", repeats), ("random", sampled)] for clients in [1, 8]]
+    with running([*serve, "--speculative", "off"]) as (plain, _), running([*serve, *draft]) as (drafts, _):
         print("| requests | plain tokens/s | speculative tokens/s | ratio (least–most) | drafted | right |")
         print("|---|---:|---:|---:|---:|---:|")
         number = 0

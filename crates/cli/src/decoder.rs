@@ -28,14 +28,7 @@ impl LoadedModel {
         let (slots, budget) = (plan.slots, config.batch.value);
         // Scored prompts need a row of logits for each token; a few at a time keep that small.
         let all_logits = memory::scored(budget);
-        Limits {
-            context: plan.context.value,
-            slots,
-            budget,
-            decode_budget: budget,
-            all_logits,
-            draft_cost: None,
-        }
+        Limits { context: plan.context.value, slots, budget, decode_budget: budget, all_logits, drafts: None }
     }
 
     fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
@@ -63,7 +56,7 @@ impl LoadedModel {
         names: Vec<String>,
         say: &dyn Fn(&Notice),
     ) -> Result<RunningEngine, Failed> {
-        let plan = |device: &Device| Plan::new(&self.model, config, device);
+        let plan = |device: &Device| Plan::new(&self.model, self.draft.as_ref(), config, device);
         let handle = candidates(config.device.value).and_then(|(devices, why)| {
             if devices.len() > 1 {
                 // A device should not be passed over for a tokenizer that cannot be read: no other device could read
@@ -111,7 +104,9 @@ impl LoadedModel {
         names: Vec<String>,
     ) -> Result<RunningEngine, Failed> {
         let limits = self.limits(config, plan);
-        let loading = Loading::new(&self.model, plan.context.value, plan.shape);
+        let may_draft = config.speculative.value == Speculative::Auto && !self.model.spec.is_recurrent();
+        let draft = self.draft.clone().filter(|_| may_draft);
+        let loading = Loading { draft, ..Loading::new(&self.model, plan.context.value, plan.shape) };
         let unwanted = loading.unwanted.clone();
         let info = || {
             let info = self.info(config, plan, names);
@@ -120,7 +115,6 @@ impl LoadedModel {
         };
         // A batch size that the user chose is kept, and a single slot has no other answers to delay.
         let may_limit = config.batch.origin == Origin::BuiltIn && limits.slots > 1;
-        let may_draft = config.speculative.value == Speculative::Auto && !self.model.spec.is_recurrent();
         device.run(StartEngine { info, loading, limits, may_limit, may_draft, cpu: config.cpu() })
     }
 }
@@ -149,14 +143,12 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
                 true => paced(&runner, limits, loading.shape.page_len)?,
                 false => limits,
             };
-            let draft_cost = match may_draft {
-                true => step_budget::draft_cost(&runner, &limits, loading.shape.page_len)?,
+            let drafts = match may_draft {
+                true => step_budget::draft_costs(&runner, &limits, loading.shape.page_len)?,
                 false => None,
             };
-            tracing::debug!(
-                "cost of one more token in a step, as a share of a step with one: {draft_cost:?}"
-            );
-            Ok((runner, Limits { draft_cost, ..limits }))
+            tracing::debug!("costs of drafts, as shares of a step with one token: {drafts:?}");
+            Ok((runner, Limits { drafts, ..limits }))
         })
     }
 }
@@ -164,6 +156,8 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
 /// A model to be loaded on a device.
 pub(crate) struct Loading {
     model: Model,
+    /// Guesses its tokens.
+    draft: Option<Model>,
     context: usize,
     shape: KvShape,
     /// Set when the model is no longer needed; cancels loading.
@@ -172,13 +166,27 @@ pub(crate) struct Loading {
 
 impl Loading {
     pub(crate) fn new(model: &Model, context: usize, shape: KvShape) -> Loading {
-        Loading { model: model.clone(), context, shape, unwanted: Arc::default() }
+        Loading { model: model.clone(), draft: None, context, shape, unwanted: Arc::default() }
     }
 
     /// Loads the model on an open device, with a progress bar, and with a warm-up if the device wants one.
     pub(crate) fn runner<B: Backend>(&self, b: B, traits: Traits) -> Result<Runner<B>, Failed> {
-        let bar = terminal::loading_bar(self.model.weight_bytes());
-        let decoder = Decoder::load(&b, &self.model, self.context, &mut |done, _| {
+        let decoder = self.decoder(&b, &self.model, self.context)?;
+        let mut runner = Runner::new(b, decoder, self.shape)?;
+        if let Some(draft) = &self.draft {
+            let context = self.context.min(draft.spec.context);
+            let decoder = self.decoder(runner.backend(), draft, context)?;
+            runner = runner.with_draft_model(decoder, context, self.shape)?;
+        }
+        if traits.compiles_kernels {
+            self.warm_up(&runner)?;
+        }
+        Ok(runner)
+    }
+
+    fn decoder<B: Backend>(&self, b: &B, model: &Model, context: usize) -> Result<Decoder<B>, Failed> {
+        let bar = terminal::loading_bar(model.weight_bytes());
+        let decoder = Decoder::load(b, model, context, &mut |done, _| {
             bar.set_position(done as u64);
             match self.unwanted.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),
@@ -186,11 +194,7 @@ impl Loading {
             }
         });
         bar.finish_and_clear();
-        let runner = Runner::new(b, decoder?, self.shape)?;
-        if traits.compiles_kernels {
-            self.warm_up(&runner)?;
-        }
-        Ok(runner)
+        Ok(decoder?)
     }
 
     /// A prefill step and a decode step.

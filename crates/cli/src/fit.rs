@@ -81,7 +81,7 @@ mod tests {
         };
         let mut tried = 0;
         let devices = [Device::cpu(), Device::cpu()];
-        let plan = |device: &Device| Plan::new(&opened.model, &config, device);
+        let plan = |device: &Device| Plan::new(&opened.model, None, &config, device);
         let done = on_one_of(&devices, None, plan, &say, |_, _| {
             tried += 1;
             if tried == 1 { first().map(|()| 1) } else { Ok(tried) }

@@ -28,6 +28,8 @@ pub(crate) struct LoadedModel {
     /// Name shown to users and clients.
     pub name: String,
     pub model: Model,
+    /// Guesses its tokens.
+    pub draft: Option<Model>,
     pub generation: Generation,
     text_codec: OnceLock<TextCodec>,
 }
@@ -173,7 +175,7 @@ pub(crate) fn decoder(name: &str, model: Model) -> Result<LoadedModel, Failed> {
         Ok(generation) => generation,
         Err(why) => return Err(TextCodec::of(&model).err().unwrap_or(why.into())),
     };
-    Ok(LoadedModel { name: short_name(name), model, generation, text_codec: OnceLock::new() })
+    Ok(LoadedModel { name: short_name(name), model, draft: None, generation, text_codec: OnceLock::new() })
 }
 
 /// Opens a tokenizer alone; also of a file with nothing else, or of a family that is not supported.
@@ -186,6 +188,39 @@ pub(crate) fn tokenizer(name: &str, offline: Option<Offline>) -> Result<Tokenize
 }
 
 impl LoadedModel {
+    /// With the draft model that the user has chosen, if any.
+    pub(crate) fn with_draft(
+        self,
+        sources: &Sources,
+        flag: Option<String>,
+        how: OpenOptions,
+    ) -> Result<LoadedModel, Failed> {
+        let Some(chosen) = sources.find("draft", flag)? else { return Ok(self) };
+        let refused = |why: &str| Failed::new(format!("draft model {}: {why}", chosen.value));
+        let draft = model(&chosen.value, how).map_err(|e| refused(&e.to_string()))?;
+        if [&self.model, &draft].iter().any(|model| model.spec.is_recurrent()) {
+            return Err(refused(
+                "models with recurrent state neither draft nor have drafts; leave --draft out",
+            ));
+        }
+        let ours = &self.text_codec()?.tokenizer;
+        let theirs = draft.tokenizer().map_err(|e| refused(&e.to_string()))?;
+        // Vocabularies may be padded to different sizes.
+        let shared = 0..ours.vocab_size().min(theirs.vocab_size()) as u32;
+        let text = |of: &Tokenizer, id| {
+            String::from_utf8_lossy(&of.token_bytes(id).unwrap_or_default()).into_owned()
+        };
+        if let Some(id) = shared.into_iter().find(|id| ours.token_bytes(*id) != theirs.token_bytes(*id)) {
+            return Err(refused(&format!(
+                "its vocabulary is another: token {id} is {:?}, and {:?} in {}. Take a smaller model of the same family",
+                text(&theirs, id),
+                text(ours, id),
+                self.name
+            )));
+        }
+        Ok(LoadedModel { draft: Some(draft), ..self })
+    }
+
     /// Tokenizer and chat templates, read on first use.
     pub(crate) fn text_codec(&self) -> Result<&TextCodec, Failed> {
         if let Some(codec) = self.text_codec.get() {

@@ -34,6 +34,8 @@ pub(crate) fn size(bytes: u64) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub weights: u64,
+    /// Draft model: its weights, KV cache and workspace.
+    pub draft: u64,
     /// Reserved for LoRA adapters.
     pub adapters: u64,
     pub kv: u64,
@@ -67,15 +69,16 @@ pub(crate) fn usual_context(model: &Model) -> usize {
 }
 
 impl Plan {
-    /// Plan for a decoder model. A default context is halved until the plan fits.
-    pub(crate) fn new(model: &Model, config: &EngineConfig, device: &Device) -> Plan {
+    /// Plan for a decoder model and its draft model. A default context is halved until the plan fits.
+    pub(crate) fn new(model: &Model, draft: Option<&Model>, config: &EngineConfig, device: &Device) -> Plan {
         let memory = device.info().memory();
         let usual = usual_context(model);
         let asked = config.context.clone();
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
         loop {
-            let plan =
-                Plan { device: device.to_string(), ..Plan::of(model, config, context.clone(), memory) };
+            let plan = Plan::of(model, config, context.clone(), memory);
+            let draft = draft.map_or(0, |draft| plan.of_draft(draft, config.batch.value));
+            let plan = Plan { device: device.to_string(), draft, ..plan };
             if asked.is_some() || plan.fits() || context.value / 2 < LEAST_CONTEXT {
                 return plan;
             }
@@ -94,7 +97,15 @@ impl Plan {
         let weights = model.weight_bytes() as u64;
         let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
         let (adapters, device) = (config.adapter_room as u64, String::new());
-        Plan { weights, adapters, kv, workspace, context, made_for, slots, shape, device, memory }
+        Plan { weights, draft: 0, adapters, kv, workspace, context, made_for, slots, shape, device, memory }
+    }
+
+    /// Bytes of a draft model, whose KV cache has as many pages.
+    fn of_draft(&self, draft: &Model, batch: usize) -> u64 {
+        let step = Step { tokens: batch.max(2 * self.slots), logits: self.slots };
+        let context = self.context.value.min(draft.spec.context);
+        let kv = self.shape.bytes(&draft.spec) as u64;
+        (draft.weight_bytes() as u64).saturating_add(kv).saturating_add(workspace(draft, step, context))
     }
 
     /// Whether the context is long enough to choose this device while other candidates remain.
@@ -110,8 +121,20 @@ impl Plan {
         // The last page may extend past the requested context.
         let made_for = context.value;
         let (name, memory) = (device.to_string(), device.info().memory());
-        let (adapters, slots) = (0, 1);
-        Plan { weights, adapters, kv, workspace, context, made_for, slots, shape, device: name, memory }
+        let (draft, adapters, slots) = (0, 0, 1);
+        Plan {
+            weights,
+            draft,
+            adapters,
+            kv,
+            workspace,
+            context,
+            made_for,
+            slots,
+            shape,
+            device: name,
+            memory,
+        }
     }
 
     /// Plan for an encoder with steps of up to `batch` tokens, or one text if that is longer. The image encoder
@@ -135,6 +158,7 @@ impl Plan {
         let context = Setting { value: made_for, origin: Origin::Model };
         Plan {
             weights: model.weight_bytes() as u64,
+            draft: 0,
             adapters: 0,
             kv,
             workspace: workspace as u64,
@@ -158,6 +182,7 @@ impl Plan {
         let context = Setting { value: limits.decoder_tokens, origin: Origin::Model };
         Plan {
             weights: model.weight_bytes() as u64,
+            draft: 0,
             adapters: 0,
             kv: shape.bytes(decoder) as u64,
             workspace: ((read + written + logits) * DType::F32.size()) as u64,
@@ -172,7 +197,8 @@ impl Plan {
 
     /// Total bytes.
     pub(crate) fn total(&self) -> u64 {
-        self.weights.saturating_add(self.adapters).saturating_add(self.kv).saturating_add(self.workspace)
+        let all = [self.weights, self.draft, self.adapters, self.kv, self.workspace];
+        all.into_iter().fold(0, u64::saturating_add)
     }
 
     /// Whether it fits; assumed where the memory is unknown.
@@ -217,14 +243,15 @@ impl fmt::Display for Plan {
             1 => format!("{context} tokens of {}", KvType(self.shape.dtype)),
             n => format!("{n} x {context} tokens of {}", KvType(self.shape.dtype)),
         };
-        let adapters = match self.adapters {
+        let more = |name: &str, bytes: u64| match bytes {
             0 => String::new(),
-            bytes => format!("adapters {} + ", size(bytes)),
+            bytes => format!("{name} {} + ", size(bytes)),
         };
+        let (draft, adapters) = (more("draft model", self.draft), more("adapters", self.adapters));
         let free = self.memory.map_or(String::new(), |m| format!(", {} free", size(m.free)));
         write!(
             f,
-            "{}: weights {} + {adapters}cache {} ({kv}) + workspace {} = {}{free}",
+            "{}: weights {} + {draft}{adapters}cache {} ({kv}) + workspace {} = {}{free}",
             self.device,
             size(self.weights),
             size(self.kv),

@@ -70,14 +70,8 @@ impl Task for StartSeq2Seq {
             sampling: Sampling::greedy(),
             adapter_room: 0,
         };
-        let steps = Limits {
-            context,
-            slots,
-            budget: batch,
-            decode_budget: batch,
-            all_logits: slots,
-            draft_cost: None,
-        };
+        let steps =
+            Limits { context, slots, budget: batch, decode_budget: batch, all_logits: slots, drafts: None };
         spawn(
             || Ok(info),
             move || {

@@ -101,6 +101,7 @@ pub(crate) static KNOWN: &[Known] = &[
         "256; fewer while a server decodes answers",
     ),
     known("speculative", "speculative decoding: auto (n-grams, where that is faster) or off", "auto"),
+    known("draft", "draft model of speculative decoding: a smaller one with the same vocabulary", "none"),
     known("slots", "requests computed at once (parallel sequences)", "8"),
     known("queue", "requests that may wait for a slot", "256"),
     known("queue-timeout", "seconds that a request may wait for a slot", "as long as its client does"),

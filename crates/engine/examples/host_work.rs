@@ -57,7 +57,7 @@ fn step(model: &Model, sequences: usize, tokens: usize) -> Result<([Duration; 4]
     let kv = KvPool::new(&b, decoder.spec(), shape)?;
     let budget = sequences * tokens;
     let limits =
-        Limits { context, slots: sequences, budget, decode_budget: budget, all_logits: 8, draft_cost: None };
+        Limits { context, slots: sequences, budget, decode_budget: budget, all_logits: 8, drafts: None };
     let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, PAGE));
     for id in 0..sequences as u64 {
         let new = NewSeq {

@@ -78,6 +78,8 @@ struct Block {
     published: Option<(Content, Chain)>,
     /// Snapshot of the recurrent state after the page; only of published pages.
     state: Option<StateRow>,
+    /// Whether a draft model's K and V of its tokens are in it too.
+    draft_kv: bool,
     /// When it became idle; its key in `idle`, for LRU eviction.
     returned: u64,
 }
@@ -304,8 +306,19 @@ impl BlockPool {
                 id
             }
         };
-        self.blocks[id.0 as usize].users = 1;
+        let block = &mut self.blocks[id.0 as usize];
+        (block.users, block.draft_kv) = (1, false);
         Some(id)
+    }
+
+    /// Records that a page holds the draft model's K and V too, of all its tokens.
+    pub(crate) fn set_draft_kv(&mut self, id: BlockId) {
+        self.blocks[id.0 as usize].draft_kv = true;
+    }
+
+    /// How many of these pages, from the first on, hold the draft model's K and V too.
+    pub(crate) fn with_draft_kv(&self, blocks: &[BlockId]) -> usize {
+        blocks.iter().take_while(|id| self.blocks[id.0 as usize].draft_kv).count()
     }
 
     /// Pages with the cross-attention K and V of an encoder input, if all of them are published.

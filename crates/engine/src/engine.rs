@@ -111,6 +111,7 @@ impl<B: Backend> Worker for Engine<B> {
 
     fn step(&mut self) -> Result<(), Lost> {
         self.advance_disk();
+        self.guess();
         match self.scheduler.next_batch() {
             Some(batch) => {
                 let begun = self.begin(batch);
@@ -391,6 +392,22 @@ impl<B: Backend> Engine<B> {
             self.disk = None;
         }
         ran
+    }
+
+    /// Has the draft model guess the tokens of the next step.
+    fn guess(&mut self) {
+        let mut next = self.scheduler.draft_batch();
+        while let Some(batch) = next {
+            next = match self.runner.guess(&batch) {
+                Ok(tokens) => self.scheduler.guessed(&batch, &tokens),
+                Err(e) => {
+                    // If the device is lost, the next step says so.
+                    tracing::warn!("the draft model failed and is not used any more: {e}");
+                    self.scheduler.stop_draft_model();
+                    None
+                }
+            };
+        }
     }
 
     /// Begins a step: runs it, or leaves it in flight if the device computes it while the host goes on.

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::vec;
 
 use logits::{FetchedLogits, LogitsPlan, SampledRow};
+use tallow_core::ops::TopK;
 use tallow_core::{Backend, Error, PageTable, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
@@ -28,8 +29,17 @@ pub struct Runner<B: Backend> {
     encoder: Option<Encoder<B>>,
     decoder: Decoder<B>,
     kv: KvPool<B>,
+    draft: Option<DraftModel<B>>,
     page_len: usize,
     adapters: Adapters<B>,
+}
+
+/// A smaller model that guesses tokens, with K and V of its own in the same pages.
+#[derive(Debug)]
+struct DraftModel<B: Backend> {
+    decoder: Decoder<B>,
+    context: usize,
+    kv: KvPool<B>,
 }
 
 /// Sampling input of a part.
@@ -74,7 +84,19 @@ impl<B: Backend> Runner<B> {
     pub fn new(b: B, decoder: Decoder<B>, shape: KvShape) -> Result<Runner<B>, Error> {
         let kv = KvPool::new(&b, decoder.spec(), shape)?;
         let (page_len, adapters) = (shape.page_len, Adapters::default());
-        Ok(Runner { b, encoder: None, decoder, kv, page_len, adapters })
+        Ok(Runner { b, encoder: None, decoder, kv, draft: None, page_len, adapters })
+    }
+
+    /// The same runner with a draft model that has the same vocabulary and was loaded for `context` tokens. Its K and V are
+    /// in the same pages: `shape` is the model's.
+    pub fn with_draft_model(
+        self,
+        decoder: Decoder<B>,
+        context: usize,
+        shape: KvShape,
+    ) -> Result<Runner<B>, Error> {
+        let kv = KvPool::new(&self.b, decoder.spec(), shape)?;
+        Ok(Runner { draft: Some(DraftModel { decoder, context, kv }), ..self })
     }
 
     /// A runner of an encoder-decoder model. Self-attention and cross-attention have K and V of the same shape, and share
@@ -92,6 +114,11 @@ impl<B: Backend> Runner<B> {
     /// The model.
     pub fn decoder(&self) -> &Decoder<B> {
         &self.decoder
+    }
+
+    /// Maximum tokens of a sequence that the draft model supports, if there is one.
+    pub fn draft_context(&self) -> Option<usize> {
+        self.draft.as_ref().map(|draft| draft.context)
     }
 
     /// Rows of the recurrent state of a sequence in its step number `step`, where no scheduler assigns them; `None` if
@@ -211,6 +238,28 @@ impl<B: Backend> Runner<B> {
         let given = cross.as_ref().map(|plan| (plan, self.kv.layers()));
         let x = self.decoder.forward_with_encoder(&self.b, &plan, self.kv.layers(), given, see)?;
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
+    }
+
+    /// A step of the draft model: for each part that samples, the most likely next token.
+    pub fn guess(&self, batch: &Batch) -> Result<Vec<Option<u32>>, Error> {
+        let Some(DraftModel { decoder, kv, .. }) = &self.draft else {
+            return Ok(vec![None; batch.parts.len()]);
+        };
+        let mut step = plan::build(batch, self.page_len);
+        // Vocabularies may be padded to different sizes. Any token does in place of one that it has not.
+        let last = decoder.spec().vocab.saturating_sub(1) as u32;
+        step.tokens.iter_mut().for_each(|token| *token = last.min(*token));
+        let plan = StepPlan::new(&self.b, step)?;
+        let x = decoder.forward(&self.b, &plan, kv.layers(), |_, _| Ok(()))?;
+        let samples = |part: &BatchPart| part.logits.samples();
+        if !batch.parts.iter().any(samples) {
+            return Ok(vec![None; batch.parts.len()]);
+        }
+        let logits = decoder.logits(&self.b, &plan, &x)?; // [parts that sample, vocabulary]
+        let mut ids = self.b.download::<u32>(&self.b.run(TopK { x: &logits, k: 1 })?.ids)?.into_iter();
+        let known = |id: &u32| (*id as usize) < self.decoder.spec().vocab;
+        let guess = |part| if samples(part) { ids.next().filter(known) } else { None };
+        Ok(batch.parts.iter().map(guess).collect())
     }
 
     /// Runs a batch: [`launch`](Self::launch) and [`finish`](Self::finish). `asked` has one entry per part.

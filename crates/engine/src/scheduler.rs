@@ -30,9 +30,12 @@ use crate::encoder_input::EncoderOutput;
 use crate::failure::Unfit;
 use crate::lora::LoraRef;
 
+mod accuracy;
+mod draft_model;
 mod prompt_lookup;
 mod seq;
 
+use draft_model::DraftModelRecord;
 use seq::{CrossKv, Seq};
 
 /// Tokens between the snapshots of a long prompt that are made while there are blank rows.
@@ -154,9 +157,28 @@ pub struct Limits {
     pub all_logits: usize,
     /// Token budget of a step while sequences decode (see [`step_budget`](crate::step_budget)).
     pub decode_budget: usize,
-    /// Cost of one more token in a step, as a share of the cost of a step with one token. Drafts are made only where
-    /// they are worth it. `None` if there are none.
-    pub draft_cost: Option<f32>,
+    /// Costs of drafts, which are made only where they are worth it; `None` if there are none.
+    pub drafts: Option<DraftCosts>,
+}
+
+/// Costs of speculative decoding, as shares of the cost of a step with one token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DraftCosts {
+    /// One more token in a step.
+    pub token: f32,
+    /// The draft model, if there is one.
+    pub model: Option<DraftModelCost>,
+}
+
+/// Cost of a draft model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DraftModelCost {
+    /// One of its steps.
+    pub step: f32,
+    /// One more token in it.
+    pub token: f32,
+    /// Maximum tokens of a sequence that it drafts for.
+    pub context: usize,
 }
 
 /// Counts since the start.
@@ -182,6 +204,7 @@ pub struct Scheduler {
     waiting: VecDeque<Seq>,
     /// In order of admission.
     running: Vec<Seq>,
+    draft_model: DraftModelRecord,
     counts: Counts,
 }
 
@@ -195,7 +218,8 @@ impl Scheduler {
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
         let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
         let limits = Limits { slots, budget, decode_budget, all_logits, ..limits };
-        Scheduler { limits, pool, waiting: VecDeque::new(), running: Vec::new(), counts: Counts::default() }
+        let (waiting, running, counts) = (VecDeque::new(), Vec::new(), Counts::default());
+        Scheduler { limits, pool, waiting, running, draft_model: DraftModelRecord::default(), counts }
     }
 
     /// Limits after clamping.
@@ -231,7 +255,8 @@ impl Scheduler {
         if prompt + usize::from(new.max_new > 0) > context {
             return Err(Unfit::TooLong { prompt, context });
         }
-        let seq = Seq::new(new, context);
+        let model = self.limits.drafts.and_then(|drafts| drafts.model).map(|_| self.draft_model.new_guess());
+        let seq = Seq::new(new, context, model);
         if self.pool.has_states() {
             self.running.iter_mut().for_each(|running| running.snapshot_for(&seq, page));
         }
@@ -443,6 +468,8 @@ impl Scheduler {
         seq.computed = prefix.blocks.len() * page;
         seq.published = prefix.blocks.len();
         seq.after = prefix.end.unwrap_or(seq.root);
+        let drafted = self.pool.with_draft_kv(&prefix.blocks);
+        seq.model.iter_mut().for_each(|model| model.start(drafted, page));
         seq.blocks = prefix.blocks.into_iter().collect();
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
         if self.pool.has_states() {
@@ -496,21 +523,19 @@ impl Scheduler {
         shares
     }
 
-    /// Drafts tokens, in steps in which all sequences decode. With `n` of them a step takes 1 + (n - 1) r, where r is
-    /// the cost of one more token; so a token is worth the n-th part of that, and a draft pays if it is right with a
-    /// probability of more than n r / (1 + (n - 1) r).
+    /// Drafts tokens, in steps in which all sequences decode: those that prompt lookup guesses, or else those that the
+    /// draft model has guessed.
     fn draft(&mut self, shares: &[usize]) {
         // A recurrent state cannot be taken back to the last token that was right.
-        let Some(cost) = self.limits.draft_cost.filter(|_| !self.pool.has_states()) else { return };
+        let Some(costs) = self.limits.drafts.filter(|_| !self.pool.has_states()) else { return };
         let count = self.running.len();
         let only_decoding = self.running.iter().zip(shares).all(|(seq, rows)| seq.decodes() && *rows == 1);
-        let n = count as f32;
-        let probability = n * cost / (1.0 + (n - 1.0) * cost);
+        let probability = least_probability(count, costs.token);
         let mut budget = self.limits.decode_budget.saturating_sub(count);
         // Pages are left for the next tokens of all.
         let mut pages = self.pool.available().saturating_sub(count);
         for seq in &mut self.running {
-            seq.drafted = 0;
+            seq.draft.clear();
             if !seq.decodes() {
                 continue;
             }
@@ -566,7 +591,7 @@ impl Scheduler {
         let accepted = sampled.len().saturating_sub(1).min(part.drafted);
         self.counts.accepted += accepted as u64;
         seq.computed = part.start + part.tokens.len() - part.drafted + accepted;
-        seq.extend(sampled);
+        seq.extend(sampled, &mut self.draft_model);
         if let Some(next) = seq.next_state.take()
             && let Some(read) = seq.state.replace(next)
         {
@@ -587,7 +612,16 @@ impl Scheduler {
         if let Some((block, row)) = last.zip(seq.state).filter(|_| seq.computed.is_multiple_of(page)) {
             seq.snapshot(block, row, &mut self.pool);
         }
+        self.record_draft_kv(at);
     }
+}
+
+/// Probability with which a guess must be right to pay. With `count` sequences a step takes 1 + (n - 1) r, where r is the
+/// cost of one more token; so a token is worth the n-th part of that, and a guess that costs r pays if it is right with a
+/// probability of more than n r / (1 + (n - 1) r).
+fn least_probability(count: usize, cost: f32) -> f32 {
+    let n = count as f32;
+    n * cost / (1.0 + (n - 1.0) * cost)
 }
 
 /// Whether moving one slot from a client with `most` to one with `few` makes the shares more even.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tallow_core::{Backend, Error};
 
 use crate::runner::Runner;
-use crate::scheduler::{Batch, BatchPart, Limits, SeqId, Wanted};
+use crate::scheduler::{Batch, BatchPart, DraftCosts, DraftModelCost, Limits, SeqId, Wanted};
 
 /// Target time of a step with decoding sequences: five tokens a second are about reading speed.
 pub const STEP: Duration = Duration::from_millis(200);
@@ -73,27 +73,27 @@ pub fn time_step<B: Backend>(
     logits: Wanted,
     page_len: usize,
 ) -> Result<Duration, Error> {
-    let blocks = (0..(start + tokens).div_ceil(page_len) as u32).collect();
-    let (id, tokens, drafted, state) = (SeqId(0), vec![0; tokens], 0, runner.states_of(0, 0));
-    let part = BatchPart { id, tokens, drafted, start, blocks, state, logits, lora: None, cross: None };
+    let batch = Batch { parts: vec![part(runner, start, tokens, logits, page_len)] };
     let now = Instant::now();
-    runner.logits(&Batch { parts: vec![part] })?;
+    runner.logits(&batch)?;
     runner.backend().sync()?;
     Ok(now.elapsed())
 }
 
-/// Cost of one more token in a step, with its logits, as a share of the cost of a step with one token: by the least times
-/// of a few steps on an unused cache, with a margin. `None` if a step cannot have as many tokens.
-pub fn draft_cost<B: Backend>(
+/// Costs of drafts: by the least times of a few steps on an unused cache, with a margin. `None` if a step cannot have as
+/// many tokens.
+pub fn draft_costs<B: Backend>(
     runner: &Runner<B>,
     limits: &Limits,
     page_len: usize,
-) -> Result<Option<f32>, Error> {
+) -> Result<Option<DraftCosts>, Error> {
     let start = (limits.context / 4).min(DEEP / 4);
     if limits.context < start + DRAFT || limits.decode_budget < DRAFT {
         return Ok(None);
     }
+    let model = runner.draft_context();
     let mut least = [Duration::MAX; 2];
+    let mut least_guess = [Duration::MAX; 2];
     let begun = Instant::now();
     for round in 0..DRAFT_ROUNDS {
         if round > 0 && begun.elapsed() > ALL {
@@ -103,10 +103,35 @@ pub fn draft_cost<B: Backend>(
             let took = time_step(runner, start, tokens, Wanted::All { last: true }, page_len)?;
             *least = took.min(*least);
         }
+        for (tokens, least) in [1, DRAFT].into_iter().zip(&mut least_guess) {
+            if model.is_some_and(|context| start + tokens <= context) {
+                let batch = Batch { parts: vec![part(runner, start, tokens, Wanted::Last, page_len)] };
+                let now = Instant::now();
+                runner.guess(&batch)?;
+                *least = now.elapsed().min(*least);
+            }
+        }
     }
     let [one, more] = least.map(|took| took.as_secs_f32());
-    let cost = (more - one) / (DRAFT - 1) as f32 / one;
-    Ok(Some((DRAFT_MARGIN * cost).clamp(0.01, 1.0)))
+    let share = |took: f32| (DRAFT_MARGIN * took / one).clamp(0.01, 1.0);
+    let each = |one: f32, more: f32| (more - one) / (DRAFT - 1) as f32;
+    let [guess, longer] = least_guess.map(|took| took.as_secs_f32());
+    let (step, token) = (share(guess), DRAFT_MARGIN * each(guess, longer).max(0.0) / one);
+    let model = model.map(|context| DraftModelCost { step, token, context });
+    Ok(Some(DraftCosts { token: share(each(one, more)), model }))
+}
+
+/// A part of one sequence on the first pages of an unused cache.
+fn part<B: Backend>(
+    runner: &Runner<B>,
+    start: usize,
+    tokens: usize,
+    logits: Wanted,
+    page_len: usize,
+) -> BatchPart {
+    let blocks = (0..(start + tokens).div_ceil(page_len) as u32).collect();
+    let (id, tokens, drafted, state) = (SeqId(0), vec![0; tokens], 0, runner.states_of(0, 0));
+    BatchPart { id, tokens, drafted, start, blocks, state, logits, lora: None, cross: None }
 }
 
 #[cfg(test)]

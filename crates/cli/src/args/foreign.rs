@@ -103,10 +103,11 @@ pub(super) static FOREIGN: &[Foreign] = &[
     instead(&["-hff", "--hf-file"], Value, "name the file with the model, as org/name:FILE"),
     instead(&["-hft", "--hf-token"], Value, "set HF_TOKEN: command lines can be read by others"),
     instead(&["-mu", "--model-url"], Value, "give the model's page or name on the hub in place of MODEL"),
+    instead(&["-md", "-hfd"], Value, "use --draft MODEL"),
     instead(
-        &["-md", "--model-draft", "-hfd", "--draft", "--draft-max", "--draft-min"],
+        &["--draft-max", "--draft-min", "--draft-n", "--draft-p-min"],
         Value,
-        "speculative decoding is not supported yet",
+        "drafts are as long as measured costs and guesses that were right allow; leave it out",
     ),
     instead(
         &["-mm", "--mmproj", "--image", "--audio"],

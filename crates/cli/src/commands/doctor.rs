@@ -37,7 +37,9 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         Some(name) => {
             let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
             match load::any(name, how)? {
-                AnyModel::Decoder(model) => Some(load::decoder(name, *model)?),
+                AnyModel::Decoder(model) => {
+                    Some(load::decoder(name, *model)?.with_draft(sources, args.engine.draft.clone(), how)?)
+                }
                 AnyModel::Encoder(model) => {
                     let config = config(&args, sources, &Generation::default())?;
                     let plan = |device: &Device| Plan::of_encoder(&model, config.batch.value, device);
@@ -59,7 +61,7 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     let mut rows = config.rows();
     let mut verdict = Ok(());
     if let Some(loaded) = &loaded {
-        let plan = |device: &Device| Plan::new(&loaded.model, &config, device);
+        let plan = |device: &Device| Plan::new(&loaded.model, loaded.draft.as_ref(), &config, device);
         let (lines, found) = planned(&loaded.name, &config, plan)?;
         text += &lines;
         for note in loaded.model.quantizing_notes() {

@@ -30,7 +30,9 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let loaded = match (load::any(name, how)?, &prompt) {
-        (AnyModel::Decoder(model), _) => load::decoder(name, *model)?,
+        (AnyModel::Decoder(model), _) => {
+            load::decoder(name, *model)?.with_draft(sources, args.engine.draft.clone(), how)?
+        }
         _ if args.lora.is_some() => {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
         }

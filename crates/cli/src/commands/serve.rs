@@ -54,7 +54,9 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let loaded = match load::any(name, how)? {
-        AnyModel::Decoder(model) => load::decoder(name, *model)?,
+        AnyModel::Decoder(model) => {
+            load::decoder(name, *model)?.with_draft(sources, args.engine.draft.clone(), how)?
+        }
         _ if args.cache_disk.is_some() => {
             return Err(Failed::new("--cache-disk: the model has an encoder, whose pages are not saved"));
         }

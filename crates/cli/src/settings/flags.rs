@@ -67,6 +67,12 @@ pub(crate) struct EngineArgs {
     /// by the measured cost of a step. The answers are the same.
     #[arg(long, value_name = "HOW", aliases = ["spec-type"])]
     pub speculative: Option<Speculative>,
+    /// Draft model: smaller, with the same vocabulary
+    ///
+    /// It guesses tokens, which are computed along with the next one where that is faster by the measured cost of a step.
+    /// The answers are the same.
+    #[arg(long, value_name = "MODEL", aliases = ["model-draft", "draft-model"])]
+    pub draft: Option<String>,
     /// Quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …
     ///
     /// Weights that are quantized already are left alone.

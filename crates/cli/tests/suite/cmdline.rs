@@ -255,7 +255,7 @@ fn options_that_are_not_there_are_refused_with_what_is() {
         &["run", "demo", "--grammar", "root ::= x"],
         &["run", "demo", "--parallel", "4"],
         &["run", "demo", "--mmproj", "x.gguf"],
-        &["run", "demo", "-md", "draft.gguf"],
+        &["run", "demo", "--draft-max", "8"],
         &["run", "demo", "--mirostat", "2"],
         &["run", "demo", "--main-gpu", "1"],
         &["serve", "demo", "--api-key", "x"],

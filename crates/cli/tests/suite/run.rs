@@ -1,5 +1,7 @@
 //! One prompt and its answer: sources of the prompt, ends of an answer, and prompts that do not fit.
 
+use tallow_support::golden;
+
 use crate::common::written::Written;
 use crate::common::{Did, Home};
 
@@ -89,4 +91,22 @@ fn a_long_prompt_gets_the_context_that_it_needs() {
         refused.contains("the context is 32768, which is this model's own limit: shorten the prompt"),
         "{refused}"
     );
+}
+
+/// A draft model changes no answer, and is refused where its tokens mean something else.
+#[test]
+fn a_draft_model_needs_the_same_vocabulary() {
+    let home = Home::new();
+    let ask = ["run", "demo", "--seed", "7", "-n", "40", "Once upon a time"];
+    let plain = home.run(&ask).ok();
+    assert_eq!(home.run(&[&ask[..], &["--draft", "demo"]].concat()).ok(), plain);
+    let refused = |model: &str, draft: &str| {
+        let err = home.run(&["run", model, "-n", "1", "--draft", draft, "A"]).failed();
+        err.replace(draft, "DRAFT")
+    };
+    let file = |name: &str| golden(name).to_str().unwrap().to_owned();
+    insta::assert_snapshot!(refused("demo", &file("gguf-models/llama-bf16.gguf")), @r#"error: draft model DRAFT: its vocabulary is another: token 0 is "<unk>", and "<|begin_of_text|>" in demo. Take a smaller model of the same family"#);
+    insta::assert_snapshot!(refused("demo", "nothing.gguf"), @"error: draft model DRAFT: DRAFT: there is no such file or folder");
+    let recurrent = file("gguf-models/qwen3.5-bf16.gguf");
+    insta::assert_snapshot!(refused(&recurrent, &recurrent), @"error: draft model DRAFT: models with recurrent state neither draft nor have drafts; leave --draft out");
 }

@@ -9,15 +9,15 @@
 
 use std::collections::HashMap;
 
+use super::accuracy::Accuracy;
+
 /// Tokens that must match before anything is guessed: fewer match by chance.
 const NGRAM: usize = 3;
 /// Most tokens of a draft.
 pub(super) const LONGEST: usize = 8;
-/// Weight of the newest guess in the estimate of how often guesses are right.
-const NEWEST: f32 = 0.15;
 
 /// Index of a sequence's n-grams, and how often guesses were right.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct PromptLookup {
     /// End of the last occurrence of each n-gram.
     ends: HashMap<[u32; NGRAM], u32>,
@@ -25,14 +25,7 @@ pub(super) struct PromptLookup {
     indexed: usize,
     /// Tokens guessed to follow.
     guess: Vec<u32>,
-    /// Share of guesses that are right, of those after a right one.
-    right: f32,
-}
-
-impl Default for PromptLookup {
-    fn default() -> PromptLookup {
-        PromptLookup { ends: HashMap::new(), indexed: 0, guess: Vec::new(), right: 0.5 }
-    }
+    accuracy: Accuracy,
 }
 
 impl PromptLookup {
@@ -51,20 +44,12 @@ impl PromptLookup {
 
     /// The guesses that are right with more than a probability, at most `most`.
     pub(super) fn draft(&self, probability: f32, most: usize) -> &[u32] {
-        let likely =
-            (1..=self.guess.len().min(most)).take_while(|n| self.right.powi(*n as i32) > probability);
-        &self.guess[..likely.count()]
+        &self.guess[..self.accuracy.likely(probability, self.guess.len().min(most))]
     }
 
     /// Compares the guess with the tokens that followed.
     pub(super) fn learn(&mut self, sampled: &[u32]) {
-        for (guess, token) in self.guess.drain(..).zip(sampled) {
-            let right = guess == *token;
-            self.right += NEWEST * (f32::from(u8::from(right)) - self.right);
-            if !right {
-                break;
-            }
-        }
+        self.accuracy.learn(&self.guess, sampled);
         self.guess.clear();
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use tallow_core::{PageTable, StateRows};
 
+use super::draft_model::{DraftModelRecord, ModelGuess};
 use super::prompt_lookup::PromptLookup;
 use super::{BatchPart, ClientId, CrossPart, NewSeq, SNAPSHOT_EVERY, SeqId, Wanted};
 use crate::block_pool::{BlockId, BlockPool, Chain, StateRow};
@@ -40,8 +41,10 @@ pub(super) struct Seq {
     pub(super) all_logits: bool,
     /// Guesses its tokens, if that is allowed.
     lookup: Option<PromptLookup>,
-    /// Tokens of the draft that its next step computes.
-    pub(super) drafted: usize,
+    /// As does the draft model, if there is one.
+    pub(super) model: Option<ModelGuess>,
+    /// The draft that its next step computes.
+    pub(super) draft: Vec<u32>,
     lora: Option<LoraRef>,
     pub(super) client: ClientId,
     /// Prompt tokens found in the prefix cache at the first admission.
@@ -61,7 +64,7 @@ pub(super) struct CrossKv {
 
 impl Seq {
     /// A waiting sequence of at most `context` tokens.
-    pub(super) fn new(new: NewSeq, context: usize) -> Seq {
+    pub(super) fn new(new: NewSeq, context: usize, model: Option<ModelGuess>) -> Seq {
         let prompt_len = new.tokens.len();
         Seq {
             id: new.id,
@@ -80,7 +83,8 @@ impl Seq {
             published: 0,
             all_logits: new.all_logits,
             lookup: new.drafts.then(PromptLookup::default),
-            drafted: 0,
+            model: model.filter(|_| new.drafts),
+            draft: Vec::new(),
             lora: new.lora,
             client: new.client,
             cached: None,
@@ -93,6 +97,7 @@ impl Seq {
         self.snapshots.clear();
         (self.state, self.next_state, self.answer_snapshot) = (None, None, None);
         (self.computed, self.published, self.after) = (0, 0, self.root);
+        self.model.iter_mut().for_each(ModelGuess::forget);
         if let Some(cross) = &mut self.cross {
             cross.blocks = PageTable::default();
             cross.encoded = false;
@@ -175,24 +180,43 @@ impl Seq {
         page_len: usize,
         pages: &mut usize,
     ) -> usize {
-        let Some(lookup) = &mut self.lookup else { return 0 };
+        let most = self.draft_room(room, page_len, *pages);
+        self.draft.clear();
+        if let Some(lookup) = &mut self.lookup {
+            lookup.guess(&self.tokens);
+            self.draft.extend(lookup.draft(probability, most));
+        }
+        if let Some(model) = self.model.as_ref().filter(|_| self.draft.is_empty()) {
+            self.draft.extend(model.draft(most));
+        }
+        let need = (self.tokens.len() + self.draft.len()).div_ceil(page_len);
+        *pages -= need.saturating_sub(self.blocks.len());
+        self.draft.len()
+    }
+
+    /// Whether prompt lookup guesses a token that is right with more than a probability.
+    pub(super) fn looks_up(&mut self, probability: f32) -> bool {
+        let Some(lookup) = &mut self.lookup else { return false };
         lookup.guess(&self.tokens);
+        !lookup.draft(probability, 1).is_empty()
+    }
+
+    /// Most tokens of a draft: at most `room`, and as many as its pages and `pages` more hold.
+    pub(super) fn draft_room(&self, room: usize, page_len: usize, pages: usize) -> usize {
         // The last token is sampled, not computed.
         let left = self.most.saturating_sub(self.tokens.len() + 1);
-        let held = self.blocks.len();
-        let fits = ((held + *pages) * page_len).saturating_sub(self.tokens.len());
-        self.drafted = lookup.draft(probability, room.min(left).min(fits)).len();
-        *pages -= (self.tokens.len() + self.drafted).div_ceil(page_len).saturating_sub(held);
-        self.drafted
+        let fits = ((self.blocks.len() + pages) * page_len).saturating_sub(self.tokens.len());
+        room.min(left).min(fits)
     }
 
     /// Adds sampled tokens.
-    pub(super) fn extend(&mut self, sampled: &[u32]) {
-        if let Some(lookup) = self.lookup.as_mut().filter(|_| !sampled.is_empty()) {
-            lookup.learn(sampled);
+    pub(super) fn extend(&mut self, sampled: &[u32], draft_model: &mut DraftModelRecord) {
+        if !sampled.is_empty() {
+            self.lookup.iter_mut().for_each(|lookup| lookup.learn(sampled));
+            self.model.iter_mut().for_each(|model| model.learn(sampled, self.computed, draft_model));
         }
         self.tokens.extend(sampled);
-        self.drafted = 0;
+        self.draft.clear();
     }
 
     /// Digest of its encoder input.
@@ -233,7 +257,7 @@ impl Seq {
             (false, true) => Wanted::Last,
             (false, false) => Wanted::None,
         };
-        let draft = self.lookup.as_ref().map_or(&[][..], |lookup| lookup.draft(0.0, self.drafted));
+        let draft = &self.draft[..];
         let blocks = self.blocks.first((end + draft.len()).div_ceil(page_len));
         let tokens = [&self.tokens[start..end], draft].concat();
         let cross = self.cross.as_ref().map(|cross| CrossPart {

@@ -95,7 +95,7 @@ fn start(path: &Path) -> RunningEngine {
         adapter_room: 0,
     };
     let limits =
-        Limits { context: 64, slots: SLOTS, budget: 16, decode_budget: 16, all_logits: 8, draft_cost: None };
+        Limits { context: 64, slots: SLOTS, budget: 16, decode_budget: 16, all_logits: 8, drafts: None };
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(|e| std::io::Error::other(e.to_string()))?;
         let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();

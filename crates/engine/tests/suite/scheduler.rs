@@ -7,7 +7,9 @@ use proptest::prelude::*;
 use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::encoder_input::{EncoderOutput, InputDigest};
 use tallow_engine::failure::Unfit;
-use tallow_engine::scheduler::{Batch, BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId, Wanted};
+use tallow_engine::scheduler::{
+    Batch, BatchPart, ClientId, DraftCosts, DraftModelCost, Limits, NewSeq, Scheduler, SeqId, Wanted,
+};
 
 /// A request of a schedule.
 #[derive(Clone, Debug)]
@@ -176,6 +178,41 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
     sampled
 }
 
+/// Has a draft model guess, and checks that it reads what it has computed of the same tokens, in a cache of its own. Of four
+/// guesses three are right.
+fn guess(s: &mut Scheduler, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Known>) {
+    let mut guessed: HashMap<SeqId, Vec<u32>> = HashMap::new();
+    let mut next = s.draft_batch();
+    while let Some(batch) = next {
+        let mut tokens = Vec::new();
+        for part in &batch.parts {
+            let (seq, guess) = (&known[&part.id], guessed.entry(part.id).or_default());
+            let all = [&seq.tokens[..], guess].concat();
+            let end = part.start + part.tokens.len();
+            assert_eq!(part.tokens, all[part.start..end], "{:?}", part.id);
+            let slot = |p: usize| (part.blocks[p / page], p % page);
+            for p in 0..part.start {
+                let holds = cache.get(&slot(p)).copied();
+                assert_eq!(
+                    holds,
+                    Some(digest(seq.salt, &all[..=p])),
+                    "{:?} drafts from a wrong cache",
+                    part.id
+                );
+            }
+            // Two sequences may fill the page that they share, with the same.
+            cache.extend((part.start..end).map(|p| (slot(p), digest(seq.salt, &all[..=p]))));
+            let token = next_token(&all);
+            let token = if digest(Some(1), &all).is_multiple_of(4) { (token + 1) % 3 } else { token };
+            let token = part.logits.samples().then_some(token);
+            assert!(token.is_none() || (end == all.len() && end < seq.most), "{:?}", part.id);
+            guess.extend(token);
+            tokens.push(token);
+        }
+        next = s.guessed(&batch, &tokens);
+    }
+}
+
 /// Model of the recurrent states: per row, a digest of the tokens that led to it, and the salt.
 type States = HashMap<u32, u64>;
 
@@ -211,12 +248,15 @@ proptest! {
         context in 10usize..60,
         // Rows of recurrent states for snapshots, in a model that has any.
         snapshots in prop_oneof![1 => Just(None), 1 => (0usize..8).prop_map(Some)],
-        draft_cost in prop_oneof![Just(None), Just(Some(0.0)), Just(Some(0.3))],
+        costs in prop_oneof![Just(None), Just(Some(0.0)), Just(Some(0.3))],
+        draft_model in proptest::option::of((prop_oneof![Just(0.0f32), Just(0.2)], 5usize..60)),
     ) {
-        let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, draft_cost };
+        let model = draft_model.map(|(step, context)| DraftModelCost { step, token: step / 8.0, context });
+        let drafts = costs.map(|token| DraftCosts { token, model });
+        let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, drafts };
         let state_rows = snapshots.map_or(0, |snapshots| 2 * slots + snapshots);
         let mut s = Scheduler::new(limits, BlockPool::with_states(pages, page, state_rows));
-        let (mut cache, mut known) = (Cache::new(), HashMap::new());
+        let (mut cache, mut draft_cache, mut known) = (Cache::new(), Cache::new(), HashMap::new());
         let mut states = States::new();
         let mut waiting: Vec<(SeqId, Asked)> =
             requests.into_iter().enumerate().map(|(i, a)| (SeqId(i as u64), a)).collect();
@@ -251,6 +291,7 @@ proptest! {
                     }
                 }
             }
+            guess(&mut s, page, &mut draft_cache, &known);
             let Some(batch) = s.next_batch() else {
                 prop_assert!(s.is_idle(), "{} wait and nothing runs", s.waiting());
                 prop_assert!(s.check().is_ok(), "{:?}", s.check());
@@ -306,7 +347,7 @@ proptest! {
 
 pub(super) fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
     Scheduler::new(
-        Limits { context, slots, budget, decode_budget: budget, all_logits: 8, draft_cost: None },
+        Limits { context, slots, budget, decode_budget: budget, all_logits: 8, drafts: None },
         BlockPool::new(pages, 4),
     )
 }
@@ -377,7 +418,7 @@ fn a_long_prompt_does_not_hold_up_others() {
 #[test]
 fn steps_are_smaller_beside_answers() {
     let limits =
-        Limits { context: 1000, slots: 4, budget: 64, decode_budget: 16, all_logits: 8, draft_cost: None };
+        Limits { context: 1000, slots: 4, budget: 64, decode_budget: 16, all_logits: 8, drafts: None };
     let mut s = Scheduler::new(limits, BlockPool::new(400, 4));
     let rows = |batch: Batch| -> Vec<(u64, usize)> {
         batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect()
@@ -392,8 +433,7 @@ fn steps_are_smaller_beside_answers() {
     assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 15)]);
     assert_eq!(rows(step(&mut s).unwrap()), [(1, 64)]);
     // A decode budget of 0 is raised, so that prompts always progress.
-    let limits =
-        Limits { context: 100, slots: 4, budget: 64, decode_budget: 0, all_logits: 8, draft_cost: None };
+    let limits = Limits { context: 100, slots: 4, budget: 64, decode_budget: 0, all_logits: 8, drafts: None };
     assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().decode_budget, 8);
 }
 

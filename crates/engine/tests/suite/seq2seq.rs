@@ -40,8 +40,7 @@ fn start_t5<B: Backend + 'static>(
         let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, state_rows: 0 };
         let runner = Runner::seq2seq(b, seq2seq, shape).map_err(Wrong::Device)?;
         let (budget, context) = (32, CONTEXT);
-        let limits =
-            Limits { context, slots, budget, decode_budget: budget, all_logits: 8, draft_cost: None };
+        let limits = Limits { context, slots, budget, decode_budget: budget, all_logits: 8, drafts: None };
         Ok::<_, Wrong>((runner, limits))
     };
     spawn(|| Ok(info), runner).unwrap()

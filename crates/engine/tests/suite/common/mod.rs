@@ -61,7 +61,7 @@ impl From<std::io::Error> for Wrong {
 }
 
 pub(crate) fn limits() -> Limits {
-    Limits { context: 128, slots: SLOTS, budget: 32, decode_budget: 32, all_logits: 8, draft_cost: None }
+    Limits { context: 128, slots: SLOTS, budget: 32, decode_budget: 32, all_logits: 8, drafts: None }
 }
 
 pub(crate) fn start(pages: usize) -> RunningEngine {
@@ -69,15 +69,25 @@ pub(crate) fn start(pages: usize) -> RunningEngine {
 }
 
 pub(crate) fn start_with(pages: usize, limits: Limits) -> RunningEngine {
+    start_with_draft_model(pages, limits, None)
+}
+
+pub(crate) fn start_with_draft_model(pages: usize, limits: Limits, draft: Option<Model>) -> RunningEngine {
     let model = model();
     let info = info(&model, pages);
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
-        let decoder =
-            Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        let runner =
-            Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, state_rows: 0 });
-        Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits))
+        let load = |b: &Cpu, model: &Model| {
+            Decoder::load(b, model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)
+        };
+        let shape = KvShape { dtype: DType::F32, page_len: 4, pages, state_rows: 0 };
+        let decoder = load(&b, &model)?;
+        let mut runner = Runner::new(b, decoder, shape).map_err(Wrong::Device)?;
+        if let Some(draft) = draft {
+            let decoder = load(runner.backend(), &draft)?;
+            runner = runner.with_draft_model(decoder, 128, shape).map_err(Wrong::Device)?;
+        }
+        Ok::<_, Wrong>((runner, limits))
     };
     spawn(|| Ok(info), runner).unwrap()
 }

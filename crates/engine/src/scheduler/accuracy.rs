@@ -1,0 +1,32 @@
+//! [`Accuracy`]: how often guesses are right, learned from each.
+
+/// Weight of the newest guess.
+const NEWEST: f32 = 0.15;
+
+/// Estimate of the share of guesses that are right, of those after a right one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Accuracy(f32);
+
+impl Default for Accuracy {
+    fn default() -> Accuracy {
+        Accuracy(0.5)
+    }
+}
+
+impl Accuracy {
+    /// How many tokens, at most `most`, are all right with more than a probability.
+    pub(super) fn likely(self, probability: f32, most: usize) -> usize {
+        (1..=most).take_while(|n| self.0.powi(*n as i32) > probability).count()
+    }
+
+    /// Compares a guess with the tokens that followed.
+    pub(super) fn learn(&mut self, guess: &[u32], sampled: &[u32]) {
+        for (guess, token) in guess.iter().zip(sampled) {
+            let right = guess == token;
+            self.0 += NEWEST * (f32::from(u8::from(right)) - self.0);
+            if !right {
+                break;
+            }
+        }
+    }
+}

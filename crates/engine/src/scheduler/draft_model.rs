@@ -1,0 +1,215 @@
+//! Drafts by a smaller model (`--draft`): which tokens it computes, and when its guesses are worth their cost.
+//!
+//! The draft model has K and V of its own in the same pages: those of a page's tokens are at the same place in both. So
+//! it needs no scheduler: it reads and writes the pages that sequences have anyway. It may be behind: before it guesses,
+//! it computes the tokens that it has not seen, a chunk of a long prompt in each step. The pool knows which pages have its
+//! K and V of all tokens; a prefix that lacks them costs the draft model some time, and nothing else. What is wrong in
+//! them makes guesses wrong, never an answer.
+
+use super::accuracy::Accuracy;
+use super::prompt_lookup::LONGEST;
+use super::seq::Seq;
+use super::{Batch, BatchPart, Scheduler, Wanted, least_probability};
+use crate::block_pool::BlockId;
+
+/// Share of the time that goes into trials: guesses of one token where none is expected to pay.
+const TRIALS: f32 = 0.01;
+/// Most time that is saved up for trials, in steps with one token.
+const MOST_SAVED: f32 = 4.0;
+
+/// Learned from the draft model's guesses in all sequences.
+#[derive(Debug, Default)]
+pub(super) struct DraftModelRecord {
+    /// Estimate that a new sequence begins with: a model that is no good is not tried anew in each.
+    accuracy: Accuracy,
+    /// Time saved up for trials, in steps with one token.
+    saved: f32,
+}
+
+impl DraftModelRecord {
+    pub(super) fn new_guess(&self) -> ModelGuess {
+        ModelGuess { accuracy: self.accuracy, ..ModelGuess::default() }
+    }
+
+    /// Takes the cost of a trial from what is saved, if that is enough.
+    fn pay(&mut self, cost: f32) -> bool {
+        let enough = self.saved >= cost;
+        if enough {
+            self.saved -= cost;
+        }
+        enough
+    }
+}
+
+/// A draft model's guess for a sequence.
+#[derive(Debug, Default)]
+pub(super) struct ModelGuess {
+    /// Tokens guessed to follow.
+    guess: Vec<u32>,
+    /// Length of the guess that is being made.
+    wanted: usize,
+    accuracy: Accuracy,
+    /// Tokens whose K and V the draft model has computed, guessed ones among them.
+    computed: usize,
+    /// Pages that the pool knows to have its K and V.
+    pages: usize,
+}
+
+impl ModelGuess {
+    /// Starts behind a prefix, of which `pages` have the draft model's K and V.
+    pub(super) fn start(&mut self, pages: usize, page_len: usize) {
+        self.forget();
+        (self.computed, self.pages) = (pages * page_len, pages);
+    }
+
+    /// Forgets what was computed: the pages were given back.
+    pub(super) fn forget(&mut self) {
+        (self.computed, self.pages, self.wanted) = (0, 0, 0);
+        self.guess.clear();
+    }
+
+    /// Length of its next guess, at most `most`: as many tokens as are all right with more than a probability.
+    fn plan(&mut self, probability: f32, most: usize) -> usize {
+        self.guess.clear();
+        self.wanted = self.accuracy.likely(probability, most.min(LONGEST));
+        self.wanted
+    }
+
+    /// The first tokens of the guess.
+    pub(super) fn draft(&self, most: usize) -> &[u32] {
+        &self.guess[..self.guess.len().min(most)]
+    }
+
+    /// Compares the guess with the tokens that followed. What was computed after a wrong one does not count.
+    pub(super) fn learn(&mut self, sampled: &[u32], computed: usize, record: &mut DraftModelRecord) {
+        self.accuracy.learn(&self.guess, sampled);
+        record.accuracy.learn(&self.guess, sampled);
+        self.guess.clear();
+        self.computed = self.computed.min(computed);
+    }
+
+    /// The pages that the draft model has filled since the last call, by their index in the sequence.
+    pub(super) fn new_pages(&mut self, page_len: usize) -> std::ops::Range<usize> {
+        let before = std::mem::replace(&mut self.pages, self.computed / page_len);
+        before..self.pages
+    }
+}
+
+impl Seq {
+    /// Part of the draft model's first step: the tokens that it has not seen, or the first `most` of them; then its guess
+    /// comes later.
+    fn draft_part(&mut self, most: usize, page_len: usize) -> Option<BatchPart> {
+        let model = self.model.as_mut()?;
+        let behind = self.tokens.len() - model.computed;
+        let tokens = &self.tokens[model.computed..][..behind.min(most)];
+        let (start, tokens, guesses) = (model.computed, tokens.to_vec(), behind <= most);
+        if !guesses {
+            model.wanted = 0;
+        }
+        Some(self.part_of(tokens, start, if guesses { Wanted::Last } else { Wanted::None }, page_len))
+    }
+
+    /// Takes the result of the draft model's step, and returns its part of the next one, if its guess is to be longer.
+    fn guessed(&mut self, computed: usize, token: Option<u32>, page_len: usize) -> Option<BatchPart> {
+        let model = self.model.as_mut()?;
+        model.computed = computed;
+        let token = token?;
+        model.guess.push(token);
+        (model.guess.len() < model.wanted)
+            .then(|| self.part_of(vec![token], computed, Wanted::Last, page_len))
+    }
+
+    /// A part with tokens that the draft model computes.
+    fn part_of(&self, tokens: Vec<u32>, start: usize, logits: Wanted, page_len: usize) -> BatchPart {
+        let blocks = self.blocks.first((start + tokens.len()).div_ceil(page_len));
+        BatchPart {
+            id: self.id,
+            tokens,
+            drafted: 0,
+            start,
+            blocks,
+            state: None,
+            logits,
+            lora: None,
+            cross: None,
+        }
+    }
+}
+
+impl Scheduler {
+    /// Batch of the draft model, before the next step's: of each sequence the tokens that it has not seen. `None` if nothing
+    /// is to be guessed. Its result goes to [`guessed`](Self::guessed).
+    ///
+    /// A token that the draft model guesses costs a step of it beside its place in the step that checks it. Where no guess
+    /// is expected to pay, a small share of the time goes into trials, which must pay for the tokens that the draft model
+    /// has not seen, too.
+    pub fn draft_batch(&mut self) -> Option<Batch> {
+        let costs = self.limits.drafts?;
+        let model = costs.model?;
+        self.preempt_for_room();
+        let may_start = !self.waiting.is_empty() && self.running.len() < self.limits.slots;
+        if may_start || self.pool.has_states() || !self.running.iter().all(Seq::decodes) {
+            return None;
+        }
+        let (count, page_len) = (self.running.len(), self.pool.page_len());
+        let by_lookup = least_probability(count, costs.token);
+        let by_model = by_lookup + model.step;
+        let chunk = self.limits.decode_budget;
+        let mut room = self.limits.decode_budget.saturating_sub(count);
+        let mut pages = self.pool.available().saturating_sub(count);
+        let mut parts = Vec::new();
+        self.draft_model.saved = MOST_SAVED.min(self.draft_model.saved + TRIALS);
+        for seq in &mut self.running {
+            if seq.looks_up(by_lookup) {
+                continue;
+            }
+            let context = model.context.saturating_sub(seq.tokens.len());
+            let most = seq.draft_room(room, page_len, pages).min(context);
+            let Some(guess) = &mut seq.model else { continue };
+            let mut wanted = guess.plan(by_model, most);
+            if wanted == 0 {
+                let unseen = chunk.min(seq.tokens.len() - guess.computed);
+                let cost = model.step + model.token * unseen as f32;
+                if most == 0 || by_model >= 1.0 || !self.draft_model.pay(cost) {
+                    continue;
+                }
+                (wanted, guess.wanted) = (1, 1);
+            }
+            let need = (seq.tokens.len() + wanted).div_ceil(page_len);
+            let taken = need.saturating_sub(seq.blocks.len());
+            seq.blocks.extend((0..taken).map_while(|_| self.pool.take()));
+            (room, pages) = (room - wanted, pages - taken);
+            parts.extend(seq.draft_part(chunk, page_len));
+        }
+        (!parts.is_empty()).then_some(Batch { parts })
+    }
+
+    /// Takes what the draft model guessed: for each part that samples, the next token. Returns what it computes next.
+    pub fn guessed(&mut self, batch: &Batch, tokens: &[Option<u32>]) -> Option<Batch> {
+        let page_len = self.pool.page_len();
+        let mut next = 0;
+        let mut parts = Vec::new();
+        for (part, token) in batch.parts.iter().zip(tokens) {
+            let Some(at) = self.place(part.id, next) else { continue };
+            let computed = part.start + part.tokens.len();
+            parts.extend(self.running[at].guessed(computed, *token, page_len));
+            next = at + 1;
+        }
+        (!parts.is_empty()).then_some(Batch { parts })
+    }
+
+    /// Has nothing guessed by the draft model any more.
+    pub fn stop_draft_model(&mut self) {
+        self.limits.drafts.iter_mut().for_each(|drafts| drafts.model = None);
+    }
+
+    /// Records which pages of a sequence the draft model has filled.
+    pub(super) fn record_draft_kv(&mut self, at: usize) {
+        let page_len = self.pool.page_len();
+        let seq = &mut self.running[at];
+        let Some(model) = &mut seq.model else { return };
+        for page in model.new_pages(page_len) {
+            self.pool.set_draft_kv(BlockId(seq.blocks[page]));
+        }
+    }
+}

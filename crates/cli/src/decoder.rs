@@ -139,8 +139,8 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
         spawn(info, move || {
             let traits = device.traits();
             let runner = loading.runner(device.open(cpu)?, traits)?;
-            let limits = match may_limit && traits.limits_steps {
-                true => paced(&runner, limits, loading.shape.page_len)?,
+            let limits = match may_limit {
+                true => paced(&runner, limits, loading.shape.page_len, traits)?,
                 false => limits,
             };
             let drafts = match may_draft {
@@ -207,8 +207,13 @@ impl Loading {
 }
 
 /// Sets the decode budget by measured step times.
-fn paced<B: Backend>(runner: &Runner<B>, limits: Limits, page_len: usize) -> Result<Limits, Failed> {
-    let timings = step_budget::time(runner, &limits, page_len)?;
+fn paced<B: Backend>(
+    runner: &Runner<B>,
+    limits: Limits,
+    page_len: usize,
+    traits: Traits,
+) -> Result<Limits, Failed> {
+    let timings = step_budget::time(runner, &limits, page_len, traits.compiles_kernels)?;
     let decode_budget = step_budget::decode_budget(&timings, limits.budget);
     let steps = timings.iter().map(|(tokens, took)| format!("{tokens} tokens in {} ms", took.as_millis()));
     let steps: Vec<String> = steps.collect();

@@ -47,18 +47,27 @@ pub fn decode_budget(timings: &[Timing], most: usize) -> usize {
 }
 
 /// Times steps in the middle of a prompt, on an unused cache, for half a second at most; longer only if the smallest
-/// step takes longer.
-pub fn time<B: Backend>(runner: &Runner<B>, limits: &Limits, page_len: usize) -> Result<Vec<Timing>, Error> {
+/// step takes longer. A device that compiles kernels on first use runs each once before.
+pub fn time<B: Backend>(
+    runner: &Runner<B>,
+    limits: &Limits,
+    page_len: usize,
+    compiles_kernels: bool,
+) -> Result<Vec<Timing>, Error> {
     let start = (limits.context / 2).min(DEEP);
     let most = limits.budget.min(limits.context - start);
-    let begun = Instant::now();
+    let mut all = Duration::ZERO;
     let mut timings: Vec<Timing> = Vec::new();
     for tokens in SIZES.into_iter().filter(|tokens| *tokens <= most) {
         let next = timings.last().map_or(Duration::ZERO, |(n, took)| *took * (tokens / n) as u32);
-        if begun.elapsed() + next > ALL {
+        if all + next > ALL {
             break;
         }
+        if compiles_kernels {
+            time_step(runner, start, tokens, Wanted::Last, page_len)?;
+        }
         let took = time_step(runner, start, tokens, Wanted::Last, page_len)?;
+        all += took;
         timings.retain(|(before, _)| *before != tokens);
         timings.push((tokens, took));
     }

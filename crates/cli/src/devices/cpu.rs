@@ -53,7 +53,6 @@ impl DeviceInfo for CpuDevice {
         Traits {
             accelerator: false,
             compiles_kernels: false,
-            limits_steps: true,
             all_experts: false,
             mla_by_head: false,
         }

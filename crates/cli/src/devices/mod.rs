@@ -135,8 +135,6 @@ pub(crate) struct Traits {
     /// Compiles kernels on first use. A loaded model is then run once before the first request (warm-up), so that a
     /// driver that cannot compile them, or a device that cannot run them, fails while another can still be taken.
     pub compiles_kernels: bool,
-    /// Slow enough at prefill that the tokens of a step are limited, by measured times, while answers are under way.
-    pub limits_steps: bool,
     /// Computes every expert of an MoE layer for every token.
     pub all_experts: bool,
     /// Computes the heads of MLA one by one.

@@ -98,7 +98,6 @@ impl DeviceInfo for Gpu {
         Traits {
             accelerator: !self.0.about().is_software,
             compiles_kernels: true,
-            limits_steps: false,
             all_experts: true,
             mla_by_head: true,
         }

@@ -31,10 +31,12 @@ use crate::failure::Unfit;
 use crate::lora::LoraRef;
 
 mod accuracy;
+mod draft_costs;
 mod draft_model;
 mod prompt_lookup;
 mod seq;
 
+pub use draft_costs::{DraftCosts, DraftModelCost, StepCost};
 use draft_model::DraftModelRecord;
 use seq::{CrossKv, Seq};
 
@@ -159,26 +161,6 @@ pub struct Limits {
     pub decode_budget: usize,
     /// Costs of drafts, which are made only where they are worth it; `None` if there are none.
     pub drafts: Option<DraftCosts>,
-}
-
-/// Costs of speculative decoding, as shares of the cost of a step with one token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DraftCosts {
-    /// One more token in a step.
-    pub token: f32,
-    /// The draft model, if there is one.
-    pub model: Option<DraftModelCost>,
-}
-
-/// Cost of a draft model.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DraftModelCost {
-    /// One of its steps.
-    pub step: f32,
-    /// One more token in it.
-    pub token: f32,
-    /// Maximum tokens of a sequence that it drafts for.
-    pub context: usize,
 }
 
 /// Counts since the start.
@@ -530,7 +512,7 @@ impl Scheduler {
         let Some(costs) = self.limits.drafts.filter(|_| !self.pool.has_states()) else { return };
         let count = self.running.len();
         let only_decoding = self.running.iter().zip(shares).all(|(seq, rows)| seq.decodes() && *rows == 1);
-        let probability = least_probability(count, costs.token);
+        let needed = |at| costs.of_guess(count, at);
         let mut budget = self.limits.decode_budget.saturating_sub(count);
         // Pages are left for the next tokens of all.
         let mut pages = self.pool.available().saturating_sub(count);
@@ -540,7 +522,7 @@ impl Scheduler {
                 continue;
             }
             let room = if only_decoding { budget } else { 0 };
-            let drafted = seq.draft(probability, room, self.pool.page_len(), &mut pages);
+            let drafted = seq.draft(&needed, room, self.pool.page_len(), &mut pages);
             let need = (seq.tokens.len() + drafted).div_ceil(self.pool.page_len());
             seq.blocks.extend((seq.blocks.len()..need).map_while(|_| self.pool.take()));
             budget -= drafted;
@@ -614,14 +596,6 @@ impl Scheduler {
         }
         self.record_draft_kv(at);
     }
-}
-
-/// Probability with which a guess must be right to pay. With `count` sequences a step takes 1 + (n - 1) r, where r is the
-/// cost of one more token; so a token is worth the n-th part of that, and a guess that costs r pays if it is right with a
-/// probability of more than n r / (1 + (n - 1) r).
-fn least_probability(count: usize, cost: f32) -> f32 {
-    let n = count as f32;
-    n * cost / (1.0 + (n - 1.0) * cost)
 }
 
 /// Whether moving one slot from a client with `most` to one with `few` makes the shares more even.

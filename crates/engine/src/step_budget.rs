@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tallow_core::{Backend, Error};
 
 use crate::runner::Runner;
-use crate::scheduler::{Batch, BatchPart, DraftCosts, DraftModelCost, Limits, SeqId, Wanted};
+use crate::scheduler::{Batch, BatchPart, DraftCosts, DraftModelCost, Limits, SeqId, StepCost, Wanted};
 
 /// Target time of a step with decoding sequences: five tokens a second are about reading speed.
 pub const STEP: Duration = Duration::from_millis(200);
@@ -21,11 +21,8 @@ const ALL: Duration = Duration::from_millis(500);
 /// Maximum start position of the timed tokens: later positions attend to more tokens and take longer.
 const DEEP: usize = 2048;
 
-/// Tokens of the larger step that is timed for drafts, and the number of such steps.
-const DRAFT: usize = 5;
+/// How often each step is timed for drafts: the first time touches memory, or compiles kernels.
 const DRAFT_ROUNDS: usize = 2;
-/// Drafts that would only just pay are not made: measured and learned figures are a little off.
-const DRAFT_MARGIN: f32 = 1.25;
 
 /// Tokens in a step, and how long it took.
 pub type Timing = (usize, Duration);
@@ -89,45 +86,51 @@ pub fn time_step<B: Backend>(
     Ok(now.elapsed())
 }
 
-/// Costs of drafts: by the least times of a few steps on an unused cache, with a margin. `None` if a step cannot have as
-/// many tokens.
+/// Costs of drafts, in seconds: by the least times of a few steps on an unused cache. `None` if steps are too small for
+/// drafts.
 pub fn draft_costs<B: Backend>(
     runner: &Runner<B>,
     limits: &Limits,
     page_len: usize,
 ) -> Result<Option<DraftCosts>, Error> {
     let start = (limits.context / 4).min(DEEP / 4);
-    if limits.context < start + DRAFT || limits.decode_budget < DRAFT {
-        return Ok(None);
-    }
-    let model = runner.draft_context();
-    let mut least = [Duration::MAX; 2];
-    let mut least_guess = [Duration::MAX; 2];
+    let most = limits.decode_budget.min(limits.context - start);
+    let step =
+        step_cost(most, |tokens| time_step(runner, start, tokens, Wanted::All { last: true }, page_len))?;
+    let Some(step) = step else { return Ok(None) };
+    let Some(context) = runner.draft_context() else { return Ok(Some(DraftCosts { step, model: None })) };
+    let guess = step_cost(most.min(context.saturating_sub(start)), |tokens| {
+        let batch = Batch { parts: vec![part(runner, start, tokens, Wanted::Last, page_len)] };
+        let now = Instant::now();
+        runner.guess(&batch)?;
+        Ok(now.elapsed())
+    })?;
+    Ok(Some(DraftCosts { step, model: guess.map(|step| DraftModelCost { step, context }) }))
+}
+
+/// Costs of steps of up to `most` tokens, in seconds. Those of four tokens are timed however long they take, others for
+/// half a second at most. `None` if no step has more than one token.
+fn step_cost(
+    most: usize,
+    time: impl Fn(usize) -> Result<Duration, Error>,
+) -> Result<Option<StepCost>, Error> {
+    let sizes = StepCost::SIZES.into_iter().filter(|size| *size <= most);
+    let mut least: Vec<Duration> = Vec::new();
     let begun = Instant::now();
     for round in 0..DRAFT_ROUNDS {
-        if round > 0 && begun.elapsed() > ALL {
-            break;
-        }
-        for (least, tokens) in least.iter_mut().zip([1, DRAFT]) {
-            let took = time_step(runner, start, tokens, Wanted::All { last: true }, page_len)?;
-            *least = took.min(*least);
-        }
-        for (tokens, least) in [1, DRAFT].into_iter().zip(&mut least_guess) {
-            if model.is_some_and(|context| start + tokens <= context) {
-                let batch = Batch { parts: vec![part(runner, start, tokens, Wanted::Last, page_len)] };
-                let now = Instant::now();
-                runner.guess(&batch)?;
-                *least = now.elapsed().min(*least);
+        for (i, tokens) in sizes.clone().enumerate() {
+            if begun.elapsed() > ALL && (round > 0 || i > 1) {
+                break;
+            }
+            let took = time(tokens)?;
+            match least.get_mut(i) {
+                Some(least) => *least = took.min(*least),
+                None => least.push(took),
             }
         }
     }
-    let [one, more] = least.map(|took| took.as_secs_f32());
-    let share = |took: f32| (DRAFT_MARGIN * took / one).clamp(0.01, 1.0);
-    let each = |one: f32, more: f32| (more - one) / (DRAFT - 1) as f32;
-    let [guess, longer] = least_guess.map(|took| took.as_secs_f32());
-    let (step, token) = (share(guess), DRAFT_MARGIN * each(guess, longer).max(0.0) / one);
-    let model = model.map(|context| DraftModelCost { step, token, context });
-    Ok(Some(DraftCosts { token: share(each(one, more)), model }))
+    let seconds: Vec<f32> = least.iter().map(Duration::as_secs_f32).collect();
+    Ok(StepCost::new(&seconds))
 }
 
 /// A part of one sequence on the first pages of an unused cache.

@@ -14,9 +14,15 @@ impl Default for Accuracy {
 }
 
 impl Accuracy {
-    /// How many tokens, at most `most`, are all right with more than a probability.
-    pub(super) fn likely(self, probability: f32, most: usize) -> usize {
-        (1..=most).take_while(|n| self.0.powi(*n as i32) > probability).count()
+    /// How many tokens, at most `most`, are guessed: each with those before it is right with more than the probability
+    /// that it needs.
+    pub(super) fn likely(self, needed: &dyn Fn(usize) -> f32, most: usize) -> usize {
+        (1..=most).take_while(|n| self.all_right(*n) > needed(*n)).count()
+    }
+
+    /// Probability that so many guesses are all right.
+    pub(super) fn all_right(self, count: usize) -> f32 {
+        self.0.powi(count as i32)
     }
 
     /// Compares a guess with the tokens that followed.

@@ -9,12 +9,12 @@
 use super::accuracy::Accuracy;
 use super::prompt_lookup::LONGEST;
 use super::seq::Seq;
-use super::{Batch, BatchPart, Scheduler, Wanted, least_probability};
+use super::{Batch, BatchPart, Scheduler, Wanted};
 use crate::block_pool::BlockId;
 
 /// Share of the time that goes into trials: guesses of one token where none is expected to pay.
 const TRIALS: f32 = 0.01;
-/// Most time that is saved up for trials, in steps with one token.
+/// Most time that is saved up for trials, in steps.
 const MOST_SAVED: f32 = 4.0;
 
 /// Learned from the draft model's guesses in all sequences.
@@ -22,13 +22,18 @@ const MOST_SAVED: f32 = 4.0;
 pub(super) struct DraftModelRecord {
     /// Estimate that a new sequence begins with: a model that is no good is not tried anew in each.
     accuracy: Accuracy,
-    /// Time saved up for trials, in steps with one token.
+    /// Cost that trials may have.
     saved: f32,
 }
 
 impl DraftModelRecord {
     pub(super) fn new_guess(&self) -> ModelGuess {
         ModelGuess { accuracy: self.accuracy, ..ModelGuess::default() }
+    }
+
+    /// Saves some of a step's cost for trials.
+    fn save(&mut self, step: f32) {
+        self.saved = (self.saved + TRIALS * step).min(MOST_SAVED * step);
     }
 
     /// Takes the cost of a trial from what is saved, if that is enough.
@@ -40,6 +45,9 @@ impl DraftModelRecord {
         enough
     }
 }
+
+/// Tokens that an answer is expected to go on for: a prompt that the draft model has not seen must pay within them.
+const AHEAD: usize = 64;
 
 /// A draft model's guess for a sequence.
 #[derive(Debug, Default)]
@@ -68,11 +76,16 @@ impl ModelGuess {
         self.guess.clear();
     }
 
-    /// Length of its next guess, at most `most`: as many tokens as are all right with more than a probability.
-    fn plan(&mut self, probability: f32, most: usize) -> usize {
+    /// Length of its next guess, at most `most`: as many tokens as are likely enough.
+    fn plan(&mut self, needed: &dyn Fn(usize) -> f32, most: usize) -> usize {
         self.guess.clear();
-        self.wanted = self.accuracy.likely(probability, most.min(LONGEST));
+        self.wanted = self.accuracy.likely(needed, most.min(LONGEST));
         self.wanted
+    }
+
+    /// Tokens that its next guess is expected to bring beyond those that pay for it.
+    fn gain(&self, needed: &dyn Fn(usize) -> f32) -> f32 {
+        (1..=self.wanted).map(|n| self.accuracy.all_right(n) - needed(n)).sum()
     }
 
     /// The first tokens of the guess.
@@ -152,25 +165,30 @@ impl Scheduler {
             return None;
         }
         let (count, page_len) = (self.running.len(), self.pool.page_len());
-        let by_lookup = least_probability(count, costs.token);
-        let by_model = by_lookup + model.step;
+        let by_lookup = |at| costs.of_guess(count, at);
+        let by_model = |at| costs.of_model_guess(&model, count, at);
         let chunk = self.limits.decode_budget;
         let mut room = self.limits.decode_budget.saturating_sub(count);
         let mut pages = self.pool.available().saturating_sub(count);
         let mut parts = Vec::new();
-        self.draft_model.saved = MOST_SAVED.min(self.draft_model.saved + TRIALS);
+        self.draft_model.save(costs.step.of(count));
         for seq in &mut self.running {
-            if seq.looks_up(by_lookup) {
+            if seq.looks_up(&by_lookup) {
                 continue;
             }
             let context = model.context.saturating_sub(seq.tokens.len());
             let most = seq.draft_room(room, page_len, pages).min(context);
             let Some(guess) = &mut seq.model else { continue };
-            let mut wanted = guess.plan(by_model, most);
+            let mut wanted = guess.plan(&by_model, most);
+            let unseen = seq.tokens.len() - guess.computed;
+            let gain = guess.gain(&by_model) * costs.step.of(count) / count as f32;
+            let steps = seq.most.saturating_sub(seq.tokens.len()).min(AHEAD) as f32;
+            if unseen > AHEAD && model.step.of(unseen) > gain * steps {
+                wanted = 0;
+            }
             if wanted == 0 {
-                let unseen = chunk.min(seq.tokens.len() - guess.computed);
-                let cost = model.step + model.token * unseen as f32;
-                if most == 0 || by_model >= 1.0 || !self.draft_model.pay(cost) {
+                let cost = model.step.of(unseen.min(chunk));
+                if most == 0 || by_model(1) >= 1.0 || !self.draft_model.pay(cost) {
                     continue;
                 }
                 (wanted, guess.wanted) = (1, 1);

@@ -42,9 +42,9 @@ impl PromptLookup {
         self.guess = following[..following.len().min(LONGEST)].to_vec();
     }
 
-    /// The guesses that are right with more than a probability, at most `most`.
-    pub(super) fn draft(&self, probability: f32, most: usize) -> &[u32] {
-        &self.guess[..self.accuracy.likely(probability, self.guess.len().min(most))]
+    /// The guesses that are likely enough, at most `most`.
+    pub(super) fn draft(&self, needed: &dyn Fn(usize) -> f32, most: usize) -> &[u32] {
+        &self.guess[..self.accuracy.likely(needed, self.guess.len().min(most))]
     }
 
     /// Compares the guess with the tokens that followed.
@@ -72,7 +72,7 @@ mod tests {
         let mut lookup = PromptLookup::default();
         lookup.guess(&[]);
         lookup.guess(&[1, 1]);
-        assert!(lookup.draft(0.0, 8).is_empty());
+        assert!(lookup.draft(&|_| 0.0, 8).is_empty());
     }
 
     #[test]
@@ -81,7 +81,7 @@ mod tests {
         let tokens: Vec<u32> = (0..20).chain(0..4).collect();
         let mut drafted = |learn: &[u32]| {
             lookup.guess(&tokens);
-            let drafted = lookup.draft(0.4, 6).len();
+            let drafted = lookup.draft(&|_| 0.4, 6).len();
             lookup.learn(learn);
             drafted
         };

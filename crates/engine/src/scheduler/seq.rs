@@ -171,11 +171,11 @@ impl Seq {
         self.left().min(due)
     }
 
-    /// Guesses its next tokens, and drafts those that are right with more than a probability: at most `room`, and as many
+    /// Guesses its next tokens, and drafts those that are likely enough: at most `room`, and as many
     /// as `pages` more pages hold, of which it takes what it needs. Returns how many.
     pub(super) fn draft(
         &mut self,
-        probability: f32,
+        needed: &dyn Fn(usize) -> f32,
         room: usize,
         page_len: usize,
         pages: &mut usize,
@@ -184,7 +184,7 @@ impl Seq {
         self.draft.clear();
         if let Some(lookup) = &mut self.lookup {
             lookup.guess(&self.tokens);
-            self.draft.extend(lookup.draft(probability, most));
+            self.draft.extend(lookup.draft(needed, most));
         }
         if let Some(model) = self.model.as_ref().filter(|_| self.draft.is_empty()) {
             self.draft.extend(model.draft(most));
@@ -194,11 +194,11 @@ impl Seq {
         self.draft.len()
     }
 
-    /// Whether prompt lookup guesses a token that is right with more than a probability.
-    pub(super) fn looks_up(&mut self, probability: f32) -> bool {
+    /// Whether prompt lookup guesses a token that is likely enough.
+    pub(super) fn looks_up(&mut self, needed: &dyn Fn(usize) -> f32) -> bool {
         let Some(lookup) = &mut self.lookup else { return false };
         lookup.guess(&self.tokens);
-        !lookup.draft(probability, 1).is_empty()
+        !lookup.draft(needed, 1).is_empty()
     }
 
     /// Most tokens of a draft: at most `room`, and as many as its pages and `pages` more hold.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use tallow_engine::handle::{EngineHandle, Event, Request};
 use tallow_engine::sampler::{Choice, Sampling};
-use tallow_engine::scheduler::{DraftCosts, DraftModelCost, Limits};
+use tallow_engine::scheduler::{DraftCosts, DraftModelCost, Limits, StepCost};
 use tallow_models::Model;
 use tallow_support::golden;
 
@@ -62,8 +62,13 @@ fn submit(handle: &EngineHandle, request: Request) -> tokio::sync::mpsc::Unbound
 fn drafts_change_no_answer() {
     let plain = answers(&start(64));
     for (cost, pages) in [(0.0, 64), (0.05, 64), (0.0, 33)] {
-        let handle =
-            start_with(pages, Limits { drafts: Some(DraftCosts { token: cost, model: None }), ..limits() });
+        let handle = start_with(
+            pages,
+            Limits {
+                drafts: Some(DraftCosts { step: StepCost::linear(1.0, cost), model: None }),
+                ..limits()
+            },
+        );
         assert!(answers(&handle) == plain, "cost {cost}, {pages} pages");
         let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
         let (drafted, accepted) = (of(&handle.stats().drafted), of(&handle.stats().accepted));
@@ -81,8 +86,10 @@ fn a_draft_model_changes_no_answer() {
     for (name, draft, step, pages) in
         [("itself", model(), 0.0, 64), ("itself", model(), 0.1, 33), ("another", other, 0.0, 64)]
     {
-        let drafts =
-            Some(DraftCosts { token: 0.0, model: Some(DraftModelCost { step, token: 0.0, context: 90 }) });
+        let drafts = Some(DraftCosts {
+            step: StepCost::linear(1.0, 0.0),
+            model: Some(DraftModelCost { step: StepCost::linear(step, 0.0), context: 90 }),
+        });
         let handle = start_with_draft_model(pages, Limits { drafts, ..limits() }, Some(draft));
         assert!(answers(&handle) == plain, "{name}, {pages} pages");
         let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
@@ -96,8 +103,10 @@ fn a_draft_model_changes_no_answer() {
 /// the prefix cache with the draft model's K and V.
 #[test]
 fn a_model_guesses_its_own_answers() {
-    let drafts =
-        Some(DraftCosts { token: 0.0, model: Some(DraftModelCost { step: 0.0, token: 0.0, context: 128 }) });
+    let drafts = Some(DraftCosts {
+        step: StepCost::linear(1.0, 0.0),
+        model: Some(DraftModelCost { step: StepCost::linear(0.0, 0.0), context: 128 }),
+    });
     let handle = start_with_draft_model(64, Limits { drafts, ..limits() }, Some(model()));
     let count = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
     let mut prompt: Vec<u32> = (0..20).map(|at| 4 + (at * 7) % 80).collect();

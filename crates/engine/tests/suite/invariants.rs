@@ -11,7 +11,7 @@ use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, DraftCosts, Limits, NewSeq, Scheduler, SeqId, Wanted,
+    Batch, BatchPart, ClientId, DraftCosts, Limits, NewSeq, Scheduler, SeqId, StepCost, Wanted,
 };
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -115,7 +115,7 @@ fn check<B: Backend>(
         budget,
         decode_budget,
         all_logits: 5,
-        drafts: s.drafts.then_some(DraftCosts { token: 0.0, model: None }),
+        drafts: s.drafts.then_some(DraftCosts { step: StepCost::linear(1.0, 0.0), model: None }),
     };
     let mut scheduler = Scheduler::new(limits, BlockPool::with_states(pages, s.page_len, state_rows));
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();

@@ -18,7 +18,7 @@ use tallow_engine::kv_cache::KvShape;
 use tallow_engine::lora::{LoraId, LoraRef};
 use tallow_engine::runner::{Runner, SampleInput};
 use tallow_engine::sampler::{Choice, Sampler, Sampling};
-use tallow_engine::scheduler::{ClientId, DraftCosts, Limits, NewSeq, Scheduler, SeqId};
+use tallow_engine::scheduler::{ClientId, DraftCosts, Limits, NewSeq, Scheduler, SeqId, StepCost};
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
@@ -204,7 +204,11 @@ fn compare<B: Backend + 'static>(make: fn() -> B, asked: &[Asked], adapters: usi
     let (model, pages) = (model(), 48);
     let mut info = info(&model, pages);
     (info.slots, info.queue, info.adapter_room) = (8, 1000, 1 << 24);
-    let limits = Limits { slots: 8, drafts: cost.map(|token| DraftCosts { token, model: None }), ..limits() };
+    let limits = Limits {
+        slots: 8,
+        drafts: cost.map(|token| DraftCosts { step: StepCost::linear(1.0, token), model: None }),
+        ..limits()
+    };
     let handle = spawn(|| Ok(info), move || Ok::<_, Wrong>((runner(make(), &model, pages), limits))).unwrap();
     let load = |index: usize| LoadLora { name: ADAPTERS[index].into(), file: adapter(index), scale: 1.0 };
     (0..adapters).for_each(|index| handle.load_lora(load(index)).unwrap());

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use tallow_core::Backend;
 
@@ -184,6 +185,12 @@ impl<B: Backend> BatchWorker for Engine<B> {
     fn finish(&self, batch: &Batch, launched: Launched<B>) -> Result<Vec<Self::Output>, StepError> {
         let asked: Vec<Option<SampleInput<'_>>> = batch.parts.iter().map(|p| self.asked(p)).collect();
         Ok(self.runner.finish(launched, batch, &asked)?)
+    }
+
+    fn took(&mut self, batch: &Batch, time: Duration) {
+        if batch.parts.iter().all(|part| part.tokens.len() == 1 + part.drafted) {
+            self.scheduler.step_took(service::Batch::tokens(batch), time);
+        }
     }
 
     /// Records a step's tokens. Its events are sent, or kept until the next step is under way.
@@ -398,8 +405,12 @@ impl<B: Backend> Engine<B> {
     fn guess(&mut self) {
         let mut next = self.scheduler.draft_batch();
         while let Some(batch) = next {
+            let began = Instant::now();
             next = match self.runner.guess(&batch) {
-                Ok(tokens) => self.scheduler.guessed(&batch, &tokens),
+                Ok(tokens) => {
+                    self.scheduler.guess_took(service::Batch::tokens(&batch), began.elapsed());
+                    self.scheduler.guessed(&batch, &tokens)
+                }
                 Err(e) => {
                     // If the device is lost, the next step says so.
                     tracing::warn!("the draft model failed and is not used any more: {e}");

@@ -22,6 +22,7 @@
 //! for it; then the pages are published, and found by others with the same input.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 use tallow_core::{PageTable, StateRows};
 
@@ -528,6 +529,11 @@ impl Scheduler {
             budget -= drafted;
             self.counts.drafted += drafted as u64;
         }
+    }
+
+    /// Learns how long a step took in which all sequences decode.
+    pub fn step_took(&mut self, tokens: usize, time: Duration) {
+        self.limits.drafts.iter_mut().for_each(|drafts| drafts.step.learn(tokens, time));
     }
 
     /// Records a step that is under way: what is asked of the scheduler before [`commit`](Self::commit) concerns the tokens

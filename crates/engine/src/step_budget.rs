@@ -86,7 +86,7 @@ pub fn time_step<B: Backend>(
     Ok(now.elapsed())
 }
 
-/// Costs of drafts, in seconds: by the least times of a few steps on an unused cache. `None` if steps are too small for
+/// Costs of drafts: by the least times of a few steps on an unused cache. `None` if steps are too small for
 /// drafts.
 pub fn draft_costs<B: Backend>(
     runner: &Runner<B>,
@@ -108,7 +108,7 @@ pub fn draft_costs<B: Backend>(
     Ok(Some(DraftCosts { step, model: guess.map(|step| DraftModelCost { step, context }) }))
 }
 
-/// Costs of steps of up to `most` tokens, in seconds. Those of four tokens are timed however long they take, others for
+/// Costs of steps of up to `most` tokens. Those of four tokens are timed however long they take, others for
 /// half a second at most. `None` if no step has more than one token.
 fn step_cost(
     most: usize,
@@ -129,8 +129,7 @@ fn step_cost(
             }
         }
     }
-    let seconds: Vec<f32> = least.iter().map(Duration::as_secs_f32).collect();
-    Ok(StepCost::new(&seconds))
+    Ok(StepCost::measured(&least))
 }
 
 /// A part of one sequence on the first pages of an unused cache.

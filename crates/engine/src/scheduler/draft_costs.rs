@@ -1,9 +1,15 @@
 //! [`DraftCosts`]: what steps cost by their number of tokens, and how likely a guess must be to pay.
 
+use std::time::Duration;
+
 /// Guesses that would only just pay are not made: measured and learned figures are a little off.
 const MARGIN: f32 = 1.25;
+/// Weight of the newest step in what is learned of the machine's speed, which changes all costs.
+const SPEED: f32 = 0.1;
+/// Weight of the newest step in the cost of its size.
+const SIZE: f32 = 0.02;
 
-/// Costs of speculative decoding, in any unit. Drafts are made only where they are worth it.
+/// Costs of speculative decoding. Drafts are made only where they are worth it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftCosts {
     /// A step of the model.
@@ -21,40 +27,70 @@ pub struct DraftModelCost {
     pub context: usize,
 }
 
-/// Cost of a step by its number of tokens: straight lines between the sizes that are measured.
+/// Cost of a step by its number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepCost([f32; StepCost::SIZES.len()]);
+pub enum StepCost {
+    /// Known beforehand.
+    Known {
+        /// Of the first token.
+        first: f32,
+        /// Of each more.
+        more: f32,
+    },
+    /// Seconds of the sizes [`StepCost::SIZES`]; others lie on the lines between. Each step corrects them.
+    Measured([f32; StepCost::SIZES.len()]),
+}
 
 impl StepCost {
     /// Tokens of the steps that are measured.
     pub const SIZES: [usize; 4] = [1, 4, 16, 64];
 
-    /// By the costs of the first sizes, at least two; the others go on as the last two do. A token costs at least a
-    /// hundredth of the first.
-    pub fn new(measured: &[f32]) -> Option<StepCost> {
-        let &[first, _, ..] = measured else { return None };
-        let mut costs = [first; StepCost::SIZES.len()];
+    /// By the times of the first sizes, at least two; the others go on as the last two do.
+    pub fn measured(times: &[Duration]) -> Option<StepCost> {
+        let &[first, _, ..] = times else { return None };
+        let mut costs = [first.as_secs_f32(); StepCost::SIZES.len()];
         for (i, size) in StepCost::SIZES.into_iter().enumerate().skip(1) {
-            let least = costs[i - 1] + 0.01 * first * (size - StepCost::SIZES[i - 1]) as f32;
-            let cost = match measured.get(i) {
-                Some(cost) => *cost,
-                None => line(i - 2, &costs, size),
-            };
-            costs[i] = cost.max(least);
+            let cost = times.get(i).map_or_else(|| line(i - 2, &costs, size), Duration::as_secs_f32);
+            costs[i] = cost;
+            rise(&mut costs, i);
         }
-        Some(StepCost(costs))
-    }
-
-    /// With one cost for the first token, and another one for each more.
-    pub fn linear(first: f32, more: f32) -> StepCost {
-        StepCost(StepCost::SIZES.map(|size| first + more * (size - 1) as f32))
+        Some(StepCost::Measured(costs))
     }
 
     /// Cost of a step with so many tokens.
     pub fn of(&self, tokens: usize) -> f32 {
-        let inner = &StepCost::SIZES[1..StepCost::SIZES.len() - 1];
-        line(inner.partition_point(|size| *size < tokens), &self.0, tokens)
+        match self {
+            StepCost::Known { first, more } => first + more * (tokens.saturating_sub(1)) as f32,
+            StepCost::Measured(costs) => line(segment(tokens), costs, tokens),
+        }
     }
+
+    /// Learns from the time of a step. What differs from the expectation is taken for a change of the machine's speed first, and
+    /// for a wrong cost of such sizes then. Single steps that were disturbed count for little.
+    pub(super) fn learn(&mut self, tokens: usize, time: Duration) {
+        let ratio = (time.as_secs_f32() / self.of(tokens)).clamp(0.5, 1.5);
+        let StepCost::Measured(costs) = self else { return };
+        let speed = 1.0 + SPEED * (ratio - 1.0);
+        costs.iter_mut().for_each(|cost| *cost *= speed);
+        let i = segment(tokens);
+        let error = line(i, costs, tokens) * (ratio / speed - 1.0);
+        let (from, to) = (StepCost::SIZES[i] as f32, StepCost::SIZES[i + 1] as f32);
+        let share = ((tokens as f32 - from) / (to - from)).clamp(0.0, 1.0);
+        costs[i] += SIZE * (1.0 - share) * error;
+        costs[i + 1] += SIZE * share * error;
+        (1..costs.len()).for_each(|i| rise(costs, i));
+    }
+}
+
+/// Number of the line that a size is on.
+fn segment(tokens: usize) -> usize {
+    StepCost::SIZES[1..StepCost::SIZES.len() - 1].partition_point(|size| *size < tokens)
+}
+
+/// Has size number `i` cost more than the one before: at least a hundredth of the first for each token.
+fn rise(costs: &mut [f32; StepCost::SIZES.len()], i: usize) {
+    let more = (StepCost::SIZES[i] - StepCost::SIZES[i - 1]) as f32;
+    costs[i] = costs[i].max(costs[i - 1] + 0.01 * costs[0] * more);
 }
 
 /// The cost of `tokens` on the line through size number `i` and the next one.
@@ -71,9 +107,11 @@ impl DraftCosts {
         MARGIN * (step(at + 1) - step(at)) / step(1)
     }
 
-    /// The same for a guess that the draft model makes in a step of its own.
-    pub(super) fn of_model_guess(&self, model: &DraftModelCost, count: usize, at: usize) -> f32 {
-        self.of_guess(count, at) + MARGIN * model.step.of(count) / self.step.of(count)
+    /// The same for a guess of the draft model, in a step for `some` of the `count` sequences.
+    pub(super) fn of_model_guess(&self, model: &DraftModelCost, count: usize, some: usize, at: usize) -> f32 {
+        let step = |guesses: usize| self.step.of(count + some * guesses);
+        let cost = step(at) - step(at - 1) + model.step.of(some);
+        MARGIN * cost / some as f32 / (self.step.of(count) / count as f32)
     }
 }
 
@@ -81,31 +119,75 @@ impl DraftCosts {
 mod tests {
     use super::*;
 
+    fn measured(ms: &[u64]) -> StepCost {
+        let times: Vec<Duration> = ms.iter().copied().map(Duration::from_millis).collect();
+        StepCost::measured(&times).unwrap()
+    }
+
+    fn close(got: f32, expected: f32) {
+        assert!((got - expected).abs() < 1e-4 * expected.max(1.0), "{got}, not {expected}");
+    }
+
     #[test]
     fn costs_lie_on_the_lines_between_what_is_measured() {
-        let cost = StepCost::new(&[1.0, 1.3, 3.7, 13.3]).unwrap();
+        let cost = measured(&[1000, 1300, 3700, 13300]);
         for (tokens, expected) in
             [(1, 1.0), (4, 1.3), (10, 2.5), (16, 3.7), (40, 8.5), (64, 13.3), (84, 17.3)]
         {
-            assert!((cost.of(tokens) - expected).abs() < 1e-4, "{tokens} tokens: {}", cost.of(tokens));
+            close(cost.of(tokens), expected);
         }
         // Sizes that were not measured go on as those before; time that a larger step seems to save does not count.
-        let cost = StepCost::new(&[1.0, 1.3]).unwrap();
-        assert!((cost.of(101) - 11.0).abs() < 1e-4, "{cost:?}");
-        let cost = StepCost::new(&[1.0, 0.5, 0.5, 9.0]).unwrap();
-        assert!((cost.of(4) - 1.03).abs() < 1e-4 && (cost.of(16) - 1.15).abs() < 1e-4, "{cost:?}");
-        assert_eq!(StepCost::new(&[1.0]), None);
+        close(measured(&[1000, 1300]).of(101), 11.0);
+        let cost = measured(&[1000, 500, 500, 9000]);
+        close(cost.of(4), 1.03);
+        close(cost.of(16), 1.15);
+        assert_eq!(StepCost::measured(&[Duration::from_secs(1)]), None);
     }
 
     #[test]
     fn a_guess_must_be_as_likely_as_it_is_dear() {
-        let costs = DraftCosts { step: StepCost::linear(1.0, 0.1), model: None };
-        let close = |got: f32, expected: f32| (got - MARGIN * expected).abs() < 1e-4;
-        assert!(close(costs.of_guess(1, 1), 0.1) && close(costs.of_guess(1, 5), 0.1));
+        let step = StepCost::Known { first: 1.0, more: 0.1 };
+        let costs = DraftCosts { step, model: None };
+        close(costs.of_guess(1, 1), MARGIN * 0.1);
+        close(costs.of_guess(1, 5), MARGIN * 0.1);
         // Eight tokens for 1.7, and 0.8 for eight more.
-        assert!(close(costs.of_guess(8, 1), 0.8 / 1.7));
-        let model = DraftModelCost { step: StepCost::linear(0.2, 0.05), context: 64 };
-        assert!(close(costs.of_model_guess(&model, 1, 1), 0.1 + 0.2));
-        assert!(close(costs.of_model_guess(&model, 8, 2), (0.8 + 0.55) / 1.7));
+        close(costs.of_guess(8, 1), MARGIN * 0.8 / 1.7);
+        let model = DraftModelCost { step: StepCost::Known { first: 0.2, more: 0.05 }, context: 64 };
+        close(costs.of_model_guess(&model, 1, 1, 1), MARGIN * (0.1 + 0.2));
+        close(costs.of_model_guess(&model, 8, 8, 2), MARGIN * (0.8 + 0.55) / 1.7);
+        // One of eight has the draft model's step to itself.
+        close(costs.of_model_guess(&model, 8, 1, 1), MARGIN * 8.0 * (0.1 + 0.2) / 1.7);
+    }
+
+    /// Steps correct the costs: all of them where the machine is slower, those of a size where only that is dearer.
+    #[test]
+    fn costs_are_learned() {
+        let mut cost = measured(&[100, 130, 250, 730]);
+        for _ in 0..300 {
+            for tokens in [1, 16] {
+                let time = Duration::from_secs_f32(2.0 * measured(&[100, 130, 250, 730]).of(tokens));
+                cost.learn(tokens, time);
+            }
+        }
+        let near =
+            |got: f32, expected: f32| assert!((got / expected - 1.0).abs() < 0.03, "{got}, not {expected}");
+        near(cost.of(1), 0.2);
+        near(cost.of(16), 0.5);
+        // Sizes that were not seen are dearer, too, nearly as much.
+        assert!((0.23..0.26).contains(&cost.of(4)) && (1.3..1.5).contains(&cost.of(64)), "{cost:?}");
+        for _ in 0..300 {
+            cost.learn(1, Duration::from_millis(200));
+            cost.learn(16, Duration::from_millis(800));
+        }
+        near(cost.of(1), 0.2);
+        near(cost.of(16), 0.8);
+        // One step that was interrupted changes little.
+        let before = cost.of(16);
+        cost.learn(16, Duration::from_secs(60));
+        assert!(cost.of(16) < 1.06 * before, "{cost:?}");
+        let known = StepCost::Known { first: 1.0, more: 0.1 };
+        let mut same = known;
+        same.learn(1, Duration::from_secs(9));
+        assert_eq!(same, known);
     }
 }

@@ -6,6 +6,8 @@
 //! K and V of all tokens; a prefix that lacks them costs the draft model some time, and nothing else. What is wrong in
 //! them makes guesses wrong, never an answer.
 
+use std::time::Duration;
+
 use super::accuracy::Accuracy;
 use super::prompt_lookup::LONGEST;
 use super::seq::Seq;
@@ -109,6 +111,12 @@ impl ModelGuess {
 }
 
 impl Seq {
+    /// Its accuracy, if the draft model may guess for it and prompt lookup does not.
+    fn open_to_guess(&mut self, by_lookup: &dyn Fn(usize) -> f32) -> Option<Accuracy> {
+        let accuracy = self.model.as_ref()?.accuracy;
+        (!self.looks_up(by_lookup)).then_some(accuracy)
+    }
+
     /// Part of the draft model's first step: the tokens that it has not seen, or the first `most` of them; then its guess
     /// comes later.
     fn draft_part(&mut self, most: usize, page_len: usize) -> Option<BatchPart> {
@@ -149,6 +157,20 @@ impl Seq {
     }
 }
 
+/// How many of the sequences have the draft model guess a token: as few as are left if each pays for its share of a step of
+/// that many.
+fn guessing(open: &[Option<Accuracy>], needed: impl Fn(usize) -> f32) -> usize {
+    let mut some = open.iter().flatten().count();
+    while some > 0 {
+        let likely = open.iter().flatten().filter(|accuracy| accuracy.all_right(1) > needed(some)).count();
+        if likely >= some {
+            break;
+        }
+        some = likely;
+    }
+    some
+}
+
 impl Scheduler {
     /// Batch of the draft model, before the next step's: of each sequence the tokens that it has not seen. `None` if nothing
     /// is to be guessed. Its result goes to [`guessed`](Self::guessed).
@@ -166,16 +188,16 @@ impl Scheduler {
         }
         let (count, page_len) = (self.running.len(), self.pool.page_len());
         let by_lookup = |at| costs.of_guess(count, at);
-        let by_model = |at| costs.of_model_guess(&model, count, at);
+        let open: Vec<Option<Accuracy>> =
+            self.running.iter_mut().map(|seq| seq.open_to_guess(&by_lookup)).collect();
+        let guessing = guessing(&open, |some| costs.of_model_guess(&model, count, some, 1));
+        let by_model = |at| costs.of_model_guess(&model, count, guessing.max(1), at);
         let chunk = self.limits.decode_budget;
         let mut room = self.limits.decode_budget.saturating_sub(count);
         let mut pages = self.pool.available().saturating_sub(count);
         let mut parts = Vec::new();
         self.draft_model.save(costs.step.of(count));
-        for seq in &mut self.running {
-            if seq.looks_up(&by_lookup) {
-                continue;
-            }
+        for (seq, _) in self.running.iter_mut().zip(&open).filter(|(_, open)| open.is_some()) {
             let context = model.context.saturating_sub(seq.tokens.len());
             let most = seq.draft_room(room, page_len, pages).min(context);
             let Some(guess) = &mut seq.model else { continue };
@@ -214,6 +236,12 @@ impl Scheduler {
             next = at + 1;
         }
         (!parts.is_empty()).then_some(Batch { parts })
+    }
+
+    /// Learns how long a step of the draft model took.
+    pub fn guess_took(&mut self, tokens: usize, time: Duration) {
+        let model = self.limits.drafts.iter_mut().filter_map(|drafts| drafts.model.as_mut());
+        model.for_each(|model| model.step.learn(tokens, time));
     }
 
     /// Has nothing guessed by the draft model any more.

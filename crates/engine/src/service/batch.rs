@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tallow_core::Error;
 
@@ -65,6 +65,8 @@ pub(crate) trait BatchWorker {
     fn launch(&self, batch: &Self::Batch) -> Result<Self::Launched, StepError>;
     /// Waits for a batch that was launched: one output per item.
     fn finish(&self, batch: &Self::Batch, launched: Self::Launched) -> Result<Vec<Self::Output>, StepError>;
+    /// Learns how long a batch took, from its launch to its outputs.
+    fn took(&mut self, _batch: &Self::Batch, _time: Duration) {}
     /// Handles the outputs of a batch.
     fn commit(&mut self, batch: Self::Batch, outputs: Vec<Self::Output>);
     /// Fails the requests of a batch.
@@ -109,7 +111,11 @@ pub(crate) fn finish_batch<W: BatchWorker>(worker: &mut W, step: InFlight<W>) ->
     let InFlight { batch, launched, began } = step;
     let (count, items) = (batch.items(), W::Batch::ITEMS);
     let ran = finish(worker, &batch, launched);
-    tracing::trace!("a step of {count} {items} and {} tokens took {:?}", batch.tokens(), began.elapsed());
+    let time = began.elapsed();
+    tracing::trace!("a step of {count} {items} and {} tokens took {time:?}", batch.tokens());
+    if ran.is_ok() {
+        worker.took(&batch, time);
+    }
     if let Err(StepError::Failed(why)) = &ran {
         worker.steps().failed.fetch_add(1, Ordering::Relaxed);
         if count > 1 {

@@ -65,7 +65,7 @@ fn drafts_change_no_answer() {
         let handle = start_with(
             pages,
             Limits {
-                drafts: Some(DraftCosts { step: StepCost::linear(1.0, cost), model: None }),
+                drafts: Some(DraftCosts { step: StepCost::Known { first: 1.0, more: cost }, model: None }),
                 ..limits()
             },
         );
@@ -87,8 +87,8 @@ fn a_draft_model_changes_no_answer() {
         [("itself", model(), 0.0, 64), ("itself", model(), 0.1, 33), ("another", other, 0.0, 64)]
     {
         let drafts = Some(DraftCosts {
-            step: StepCost::linear(1.0, 0.0),
-            model: Some(DraftModelCost { step: StepCost::linear(step, 0.0), context: 90 }),
+            step: StepCost::Known { first: 1.0, more: 0.0 },
+            model: Some(DraftModelCost { step: StepCost::Known { first: step, more: 0.0 }, context: 90 }),
         });
         let handle = start_with_draft_model(pages, Limits { drafts, ..limits() }, Some(draft));
         assert!(answers(&handle) == plain, "{name}, {pages} pages");
@@ -104,8 +104,8 @@ fn a_draft_model_changes_no_answer() {
 #[test]
 fn a_model_guesses_its_own_answers() {
     let drafts = Some(DraftCosts {
-        step: StepCost::linear(1.0, 0.0),
-        model: Some(DraftModelCost { step: StepCost::linear(0.0, 0.0), context: 128 }),
+        step: StepCost::Known { first: 1.0, more: 0.0 },
+        model: Some(DraftModelCost { step: StepCost::Known { first: 0.0, more: 0.0 }, context: 128 }),
     });
     let handle = start_with_draft_model(64, Limits { drafts, ..limits() }, Some(model()));
     let count = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);

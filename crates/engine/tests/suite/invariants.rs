@@ -115,7 +115,9 @@ fn check<B: Backend>(
         budget,
         decode_budget,
         all_logits: 5,
-        drafts: s.drafts.then_some(DraftCosts { step: StepCost::linear(1.0, 0.0), model: None }),
+        drafts: s
+            .drafts
+            .then_some(DraftCosts { step: StepCost::Known { first: 1.0, more: 0.0 }, model: None }),
     };
     let mut scheduler = Scheduler::new(limits, BlockPool::with_states(pages, s.page_len, state_rows));
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();

@@ -252,8 +252,8 @@ proptest! {
         costs in prop_oneof![Just(None), Just(Some(0.0)), Just(Some(0.3))],
         draft_model in proptest::option::of((prop_oneof![Just(0.0f32), Just(0.2)], 5usize..60)),
     ) {
-        let model = draft_model.map(|(step, context)| DraftModelCost { step: StepCost::linear(step, step / 8.0), context });
-        let drafts = costs.map(|token| DraftCosts { step: StepCost::linear(1.0, token), model });
+        let model = draft_model.map(|(step, context)| DraftModelCost { step: StepCost::Known { first: step, more: step / 8.0 }, context });
+        let drafts = costs.map(|token| DraftCosts { step: StepCost::Known { first: 1.0, more: token }, model });
         let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, drafts };
         let state_rows = snapshots.map_or(0, |snapshots| 2 * slots + snapshots);
         let mut s = Scheduler::new(limits, BlockPool::with_states(pages, page, state_rows));

@@ -117,11 +117,24 @@ pub(crate) struct NewPage {
     pub(crate) tokens: Box<[u32]>,
 }
 
+/// A snapshot of the recurrent state after a published page, which no other is to replace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NewState {
+    pub(crate) block: BlockId,
+    pub(crate) row: StateRow,
+    /// Chain of what follows the page.
+    pub(crate) chain: Chain,
+    /// Tokens of the page.
+    pub(crate) tokens: Box<[u32]>,
+}
+
 /// Changes since changes were last taken.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     /// Pages that were published, in order.
     pub(crate) published: Vec<NewPage>,
+    /// Snapshots that have settled, in order; each after a page that was published before.
+    pub(crate) settled: Vec<NewState>,
     /// Chains after pages that were evicted. They may have been published since, too.
     pub(crate) evicted: Vec<Chain>,
 }
@@ -182,6 +195,11 @@ impl BlockPool {
         self.blocks[id.0 as usize].published.as_ref().is_some_and(|(_, after)| *after == chain)
     }
 
+    /// Whether a page still holds what was published with that chain behind it, with that row as the snapshot after it.
+    pub(crate) fn holds_state(&self, id: BlockId, chain: Chain, row: StateRow) -> bool {
+        self.holds(id, chain) && self.blocks[id.0 as usize].state == Some(row)
+    }
+
     /// Tokens per page.
     pub fn page_len(&self) -> usize {
         self.page_len
@@ -205,22 +223,24 @@ impl BlockPool {
     /// Longest published prefix of `tokens` after `root`. In a model with recurrent state it ends after a page with a
     /// snapshot.
     pub fn find(&self, root: Chain, tokens: &[u32]) -> Prefix {
-        let mut prefix = Prefix::default();
-        let (mut after, mut usable) = (root, 0);
-        for page in tokens.chunks_exact(self.page_len) {
-            let content = Content { after, tokens: page.into() };
-            let Some(id) = self.index.get(&content) else { break };
-            let block = &self.blocks[id.0 as usize];
-            let Some((_, chain)) = &block.published else { break };
-            after = *chain;
-            prefix.blocks.push(*id);
-            if block.state.is_some() || !self.has_states() {
-                (usable, prefix.end, prefix.state) = (prefix.blocks.len(), Some(after), block.state);
-            }
+        let mut pages = self.find_pages(root, tokens);
+        let (published, state) = (pages.len(), |id: BlockId| self.blocks[id.0 as usize].state);
+        if self.has_states() {
+            pages.truncate(pages.iter().rposition(|(id, _)| state(*id).is_some()).map_or(0, |last| last + 1));
         }
-        prefix.published = prefix.blocks.len();
-        prefix.blocks.truncate(usable);
-        prefix
+        let (end, state) = pages.last().map_or((None, None), |(id, chain)| (Some(*chain), state(*id)));
+        Prefix { blocks: pages.into_iter().map(|(id, _)| id).collect(), end, state, published }
+    }
+
+    /// Published pages with which `tokens` begin, and the chain after each, whether there is a snapshot or not.
+    pub(crate) fn find_pages(&self, root: Chain, tokens: &[u32]) -> Vec<(BlockId, Chain)> {
+        let mut after = root;
+        let page = |page: &[u32]| {
+            let id = *self.index.get(&Content { after, tokens: page.into() })?;
+            after = self.blocks[id.0 as usize].published.as_ref()?.1;
+            Some((id, after))
+        };
+        tokens.chunks_exact(self.page_len).map_while(page).collect()
     }
 
     /// Whether the model has recurrent state.
@@ -266,6 +286,16 @@ impl BlockPool {
             self.states.publish(row, page);
         }
         is_new
+    }
+
+    /// Says that no other snapshot is to replace the one after a page, if that is this row.
+    pub(crate) fn settle_state(&mut self, page: BlockId, row: StateRow) {
+        let block = &self.blocks[page.0 as usize];
+        let content = block.published.as_ref().filter(|_| block.state == Some(row));
+        if let Some((changes, (content, chain))) = self.changes.as_mut().zip(content) {
+            let (chain, tokens) = (*chain, content.tokens.clone());
+            changes.settled.push(NewState { block: page, row, chain, tokens });
+        }
     }
 
     /// Removes the snapshot after a page, if it is that row.

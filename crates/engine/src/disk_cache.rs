@@ -1,42 +1,52 @@
-//! `DiskCache`: pages of the prefix cache that outlive the process, in files.
+//! `DiskCache`: pages of the prefix cache that outlive the process, in files, and snapshots of recurrent states.
 //!
 //! Pages are saved once they are published, oldest first, and only while they are in the KV cache: the engine copies them
 //! from the device between steps, a few at a time, and a thread writes them. A request whose prefix is on disk is held back
 //! while that thread reads it; its pages are put in the KV cache and published as if they had been computed here. Then the
 //! scheduler gets the request, and finds them as it finds all others.
 //!
+//! In a model with recurrent state, pages are of use only up to one with a snapshot of the state after it. Snapshots are saved
+//! as pages are, each behind its page; and a prefix is loaded up to the last page with a saved snapshot.
+//!
 //! A page is found by a digest of the tokens up to its end, of the request's salt, and of all that its content depends on.
 //! So pages of another model, device or program are not found, and what is found is compared and checked before it is
-//! used (`PageStore`). Pages of requests with an adapter or an encoder are not saved.
+//! used (`RecordStore`). Pages of requests with an adapter or an encoder are not saved.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tallow_core::Backend;
 
-use crate::block_pool::{BlockId, BlockPool, Chain, Published};
+use crate::block_pool::{BlockPool, Chain, NewState};
 use crate::runner::Runner;
 use crate::scheduler::{NewSeq, Scheduler, SeqId};
 
 mod files;
 mod folder;
+mod index;
 mod key;
+mod loading;
+mod saving;
 mod store;
+mod transfer;
 
-use files::{Files, Load, Save};
+use files::Files;
 use folder::Folder;
-use key::{Keys, PageKey, PageName, fingerprint};
-use store::{Index, PageShape, PageStore, SharedIndex, lock};
+use index::SharedIndex;
+use key::{Keys, RecordKey, fingerprint};
+use loading::Loading;
+use saving::{Saving, Unsaved};
+use store::{RecordShape, RecordStore};
 
-/// Most bytes copied from or to the device between two steps while sequences run, so that their steps hardly take longer.
+/// Bytes copied from or to the device between two steps while sequences run, so that their steps hardly take longer. At most a
+/// page, or one layer's part of a state, goes beyond.
 const BESIDE_STEPS: usize = 4 << 20;
-/// Most bytes copied at once while none runs, before messages are handled again.
+/// Bytes copied at once while none runs, before messages are handled again.
 const ALONE: usize = 16 << 20;
-/// Most bytes that wait to be written, and as many that are read ahead.
+/// Most bytes that wait to be written, unless a single state has more, and bytes of pages that are read ahead.
 const QUEUED: usize = 64 << 20;
 /// Most salts whose sequences' pages are saved at one time.
 const SALTS: usize = 1 << 16;
@@ -73,7 +83,7 @@ pub enum DiskCacheError {
         /// Why not.
         why: String,
     },
-    /// Hardly a page fits.
+    /// Hardly a page fits, with the state after it.
     #[error("{limit} bytes are too few for this model's pages; {least} are the least")]
     TooSmall {
         /// Bytes that it may take.
@@ -81,7 +91,7 @@ pub enum DiskCacheError {
         /// Bytes that it needs.
         least: u64,
     },
-    /// The model keeps more of sequences than pages.
+    /// The model keeps more of sequences than is saved.
     #[error("{0}")]
     Unsupported(&'static str),
     /// The engine has ended.
@@ -108,45 +118,26 @@ pub struct DiskCounts {
     pub bytes: AtomicU64,
 }
 
-/// A published page, not saved yet.
-#[derive(Debug)]
-struct Unsaved {
-    block: BlockId,
-    chain: Chain,
-    page: PageName,
-    /// Whether a sequence begins with it.
-    is_first: bool,
-}
-
-/// Pages on their way from the disk, for the first of the requests held back.
-#[derive(Debug)]
-struct Loading {
-    /// Pages that are still to come, in order.
-    pages: VecDeque<PageName>,
-    contents: Receiver<Vec<u8>>,
-    /// Chain of the next page.
-    after: Chain,
-    /// Pages of the request so far. They are held until all are there, so that none is evicted meanwhile.
-    blocks: Vec<BlockId>,
-    /// When the last page came.
-    progress: Instant,
-}
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct DiskCache {
     keys: Keys,
-    shape: PageShape,
+    shape: RecordShape,
+    /// Bytes of each part of a recurrent state; none in a model without.
+    state_parts: Vec<usize>,
     index: SharedIndex,
     files: Files,
     counts: Arc<DiskCounts>,
     /// Key of what follows each published page.
-    chains: HashMap<Chain, PageKey>,
+    chains: HashMap<Chain, RecordKey>,
     /// Key of what sequences of each salt begin with.
-    roots: HashMap<Chain, PageKey>,
+    roots: HashMap<Chain, RecordKey>,
+    /// Pages and states to be saved, in order.
     unsaved: VecDeque<Unsaved>,
-    /// Most pages in `unsaved`.
+    /// Most of them.
     most_unsaved: usize,
+    /// The one that is being copied from the device.
+    saving: Option<Saving>,
     /// Requests held back.
     held: VecDeque<NewSeq>,
     loading: Option<Loading>,
@@ -163,20 +154,25 @@ impl DiskCache {
         counts: Arc<DiskCounts>,
     ) -> Result<DiskCache, DiskCacheError> {
         let DiskCacheSettings { folder, bytes, identity } = settings;
-        // Angles of RoPE may depend on the context.
-        let (context, pool) = (scheduler.limits().context, scheduler.pool_mut());
-        if pool.has_states() {
-            let why = "the model has recurrent state, which is not saved; leave the disk cache out";
-            return Err(DiskCacheError::Unsupported(why));
-        }
+        let limits = scheduler.limits();
+        let pool = scheduler.pool_mut();
         if runner.has_encoder() {
             let why = "the model has an encoder, whose pages are not saved; leave the disk cache out";
             return Err(DiskCacheError::Unsupported(why));
         }
-        let shape = PageShape { tokens: pool.page_len(), bytes: runner.page_bytes() };
-        let layout = runner.page_layout();
-        let own = format!("{} {} {context}", runner.backend().label(), shape.tokens);
-        let own = [own.as_bytes(), layout.as_bytes()];
+        // While a state is loaded it has a row, beside the two that each sequence may need.
+        if pool.has_states() && pool.state_rows() <= 2 * limits.slots {
+            let why =
+                "there are no rows for snapshots of the model's recurrent state; leave the disk cache out";
+            return Err(DiskCacheError::Unsupported(why));
+        }
+        let state_parts = if pool.has_states() { runner.state_parts() } else { Vec::new() };
+        let state = pool.has_states().then(|| state_parts.iter().sum());
+        let shape = RecordShape { tokens: pool.page_len(), page: runner.page_bytes(), state };
+        // Angles of RoPE may depend on the context.
+        let own = format!("{} {} {}", runner.backend().label(), shape.tokens, limits.context);
+        let (own, layout) = (own.into_bytes(), runner.cache_layout().into_bytes());
+        let own = [&own[..], &layout];
         let fingerprint = fingerprint(own.into_iter().chain(identity.iter().map(Vec::as_slice)));
         let folder = Folder::open(&folder)?;
         let unusable = |folder: &Folder, why: std::io::Error| DiskCacheError::Unusable {
@@ -186,24 +182,27 @@ impl DiskCache {
         let secret = folder.secret().map_err(|why| unusable(&folder, why))?;
         let keys = Keys::new(secret, fingerprint);
         let path = folder.path().to_path_buf();
-        let store = PageStore::open(folder, keys.clone(), shape, bytes, counts.clone())?;
-        tracing::info!("{}: {} pages of {} tokens are on disk", path.display(), store.pages(), shape.tokens);
+        let store = RecordStore::open(folder, keys.clone(), shape, bytes, counts.clone())?;
+        let (pages, states) = store.counts();
+        let states = if pool.has_states() { format!(", and {states} states") } else { String::new() };
+        tracing::info!("{}: {pages} pages of {} tokens are on disk{states}", path.display(), shape.tokens);
         let index = store.index().clone();
-        let most = (QUEUED / shape.bytes.max(1)).max(2);
-        let files = Files::start(store, most)
+        let files = Files::start(store, QUEUED)
             .map_err(|why| DiskCacheError::Unusable { folder: path, why: why.to_string() })?;
         pool.record_changes();
         counts.is_on.store(true, Ordering::Relaxed);
         Ok(DiskCache {
             keys,
             shape,
+            state_parts,
             index,
             files,
             counts,
             chains: HashMap::new(),
             roots: HashMap::new(),
             unsaved: VecDeque::new(),
-            most_unsaved: pool.count(),
+            most_unsaved: pool.count() + pool.state_rows(),
+            saving: None,
             held: VecDeque::new(),
             loading: None,
             is_broken: false,
@@ -212,10 +211,10 @@ impl DiskCache {
 
     /// Whether it has nothing to do.
     pub(crate) fn is_idle(&self) -> bool {
-        self.held.is_empty() && self.unsaved.is_empty()
+        self.held.is_empty() && self.unsaved.is_empty() && self.saving.is_none()
     }
 
-    /// Whether it holds pages of the KV cache.
+    /// Whether it holds pages of the KV cache, and may hold a row of the recurrent states.
     pub(crate) fn holds_pages(&self) -> bool {
         self.loading.is_some()
     }
@@ -236,42 +235,13 @@ impl DiskCache {
             self.roots.clear();
         }
         self.roots.entry(new.root).or_insert_with(|| self.keys.start(salt));
-        let (found, asked) = self.find(&new, pool);
-        self.counts.queries.fetch_add(asked as u64, Ordering::Relaxed);
+        let found = self.find(&new, pool, None);
+        self.counts.queries.fetch_add(found.asked as u64, Ordering::Relaxed);
         if found.is_empty() {
             return Some(new);
         }
         self.held.push_back(new);
         None
-    }
-
-    /// Tokens of a request's whole pages that may be cached. The last token is always computed.
-    fn usable<'a>(&self, new: &'a NewSeq) -> &'a [u32] {
-        let page_len = self.shape.tokens;
-        &new.tokens[..new.tokens.len().saturating_sub(1) / page_len * page_len]
-    }
-
-    /// Pages of a request's prompt that are on disk and follow those in the KV cache, and the tokens that were looked up.
-    fn find(&self, new: &NewSeq, pool: &BlockPool) -> (VecDeque<PageName>, usize) {
-        let (mut found, page_len) = (VecDeque::new(), self.shape.tokens);
-        let usable = self.usable(new);
-        let Some(mut after) = self.roots.get(&new.root).copied().filter(|_| !new.all_logits) else {
-            return (found, 0);
-        };
-        let cached = pool.find(new.root, usable).blocks.len();
-        let (mut index, now) = (lock(&self.index), SystemTime::now());
-        for (i, tokens) in usable.chunks_exact(page_len).enumerate() {
-            let key = self.keys.page(&after, tokens);
-            // Pages in the KV cache are used, too: they are to stay on disk.
-            let is_saved = index.touch(&key, now);
-            match (i < cached, is_saved) {
-                (true, _) => {}
-                (false, true) => found.push_back(PageName { key, after, tokens: tokens.into() }),
-                (false, false) => break,
-            }
-            after = key;
-        }
-        (found, usable.len() - cached * page_len)
     }
 
     /// Forgets a request that is held back.
@@ -301,144 +271,43 @@ impl DiskCache {
         // So that pages that were loaded are not taken for unsaved ones later.
         self.note_changes(pool);
         self.save(runner, pool, if is_alone { ALONE } else { BESIDE_STEPS });
-        if is_alone && ready.is_empty() && self.loading.is_none() && !self.unsaved.is_empty() {
-            self.files.wait(WAIT);
+        if is_alone && ready.is_empty() && self.loading.is_none() {
+            self.wait_for_room();
         }
         ready
     }
 
-    /// Follows which pages were published and evicted.
+    /// If nothing can be saved now, waits for what is written, for a while.
+    fn wait_for_room(&self) {
+        if let Some(bytes) = self.next_save().filter(|_| self.saving.is_none()) {
+            self.files.wait_for_room(bytes, WAIT);
+        }
+    }
+
+    /// Follows which pages and states were published, and which pages were evicted.
     fn note_changes(&mut self, pool: &mut BlockPool) {
         let changes = pool.take_changes();
         for new in changes.published {
             let root = self.roots.get(&new.after);
             let Some(after) = root.or_else(|| self.chains.get(&new.after)).copied() else { continue };
             let (block, chain, is_first) = (new.block, new.chain, root.is_some());
-            let page = PageName { key: self.keys.page(&after, &new.tokens), after, tokens: new.tokens };
-            self.chains.insert(chain, page.key);
-            if !self.is_broken && self.unsaved.len() < self.most_unsaved {
-                self.unsaved.push_back(Unsaved { block, chain, page, is_first });
-            }
+            let name = self.keys.page_name(after, new.tokens);
+            self.chains.insert(chain, name.key);
+            self.queue(Unsaved { block, chain, row: None, name, is_first });
+        }
+        for NewState { block, row, chain, tokens } in changes.settled {
+            let Some(page) = self.chains.get(&chain) else { continue };
+            let name = self.keys.state_name(*page, tokens);
+            self.queue(Unsaved { block, chain, row: Some(row), name, is_first: false });
         }
         for chain in changes.evicted {
             self.chains.remove(&chain);
         }
     }
 
-    /// Loads pages for the requests held back, one request at a time: the next may need the same.
-    fn load<B: Backend>(
-        &mut self,
-        runner: &Runner<B>,
-        pool: &mut BlockPool,
-        running: usize,
-        is_alone: bool,
-        ready: &mut Vec<NewSeq>,
-    ) {
-        let mut budget = if is_alone { ALONE } else { BESIDE_STEPS };
-        while !self.held.is_empty() {
-            if self.loading.is_none() && !self.begin_load(pool, running) {
-                ready.extend(self.held.pop_front());
-                continue;
-            }
-            // Waits only where no sequence runs and none is about to.
-            let wait = is_alone && ready.is_empty();
-            if !self.take_loaded(runner, pool, &mut budget, wait) {
-                return;
-            }
-            self.end_load(pool);
-            ready.extend(self.held.pop_front());
-        }
-    }
-
-    /// Has the pages of the first request held back read. Returns whether there are any to be read.
-    fn begin_load(&mut self, pool: &mut BlockPool, running: usize) -> bool {
-        let Some(new) = self.held.front().filter(|_| !self.is_broken) else { return false };
-        let (mut pages, _) = self.find(new, pool);
-        let prefix = pool.find(new.root, self.usable(new));
-        // Running sequences will need a page each.
-        let idle = pool.idle_among(&prefix.blocks);
-        pages.truncate(pool.available().saturating_sub(idle + running + 1));
-        if pages.is_empty() {
-            return false;
-        }
-        prefix.blocks.iter().for_each(|block| pool.lend(*block));
-        let (to, contents) = sync_channel((QUEUED / self.shape.bytes.max(1)).clamp(2, 256));
-        self.files.load(Load { pages: pages.iter().cloned().collect(), contents: to });
-        let after = prefix.end.unwrap_or(new.root);
-        let (blocks, progress) = (prefix.blocks, Instant::now());
-        self.loading = Some(Loading { pages, contents, after, blocks, progress });
-        true
-    }
-
-    /// Puts pages that were read in the KV cache. Returns whether no more come.
-    fn take_loaded<B: Backend>(
-        &mut self,
-        runner: &Runner<B>,
-        pool: &mut BlockPool,
-        budget: &mut usize,
-        wait: bool,
-    ) -> bool {
-        let Some(loading) = &mut self.loading else { return true };
-        while !loading.pages.is_empty() {
-            if *budget == 0 {
-                return false;
-            }
-            let content = match loading.contents.try_recv() {
-                Err(TryRecvError::Empty) if wait => match loading.contents.recv_timeout(WAIT) {
-                    Err(RecvTimeoutError::Disconnected) => return true,
-                    received => received.ok(),
-                },
-                Err(TryRecvError::Disconnected) => return true,
-                received => received.ok(),
-            };
-            let Some(content) = content else {
-                let stalls = loading.progress.elapsed() >= STALL;
-                if stalls {
-                    self.give_up("the disk does not answer");
-                }
-                return stalls;
-            };
-            let (Some(page), Some(block)) = (loading.pages.pop_front(), pool.take()) else { return true };
-            if let Err(why) = runner.write_page(block, &content) {
-                pool.give_back(&[block]);
-                self.give_up(&why.to_string());
-                return true;
-            }
-            let Published { chain, .. } = pool.publish(block, loading.after, &page.tokens);
-            loading.blocks.push(block);
-            (loading.after, loading.progress) = (chain, Instant::now());
-            self.counts.hits.fetch_add(page.tokens.len() as u64, Ordering::Relaxed);
-            *budget = budget.saturating_sub(content.len());
-        }
-        true
-    }
-
-    /// Gives back the pages that were held for a request: now the scheduler finds them.
-    fn end_load(&mut self, pool: &mut BlockPool) {
-        if let Some(loading) = self.loading.take() {
-            pool.give_back(&loading.blocks);
-        }
-    }
-
-    /// Copies pages from the device, up to so many bytes, and has them written.
-    fn save<B: Backend>(&mut self, runner: &Runner<B>, pool: &BlockPool, mut budget: usize) {
-        while budget > 0
-            && !self.is_broken
-            && self.files.has_room()
-            && let Some(Unsaved { block, chain, page, is_first }) = self.unsaved.pop_front()
-        {
-            // A page without the one before it would never be found.
-            let is_new = |index: &Index| !index.has(&page.key) && (is_first || index.has(&page.after));
-            if !pool.holds(block, chain) || !lock(&self.index).queue_if(page.key, is_new) {
-                continue;
-            }
-            let mut content = vec![0; self.shape.bytes];
-            if let Err(why) = runner.read_page(block, &mut content) {
-                lock(&self.index).drop_queued(&page.key);
-                return self.give_up(&why.to_string());
-            }
-            budget = budget.saturating_sub(content.len());
-            self.files.save(Save { page, content });
+    fn queue(&mut self, unsaved: Unsaved) {
+        if !self.is_broken && self.unsaved.len() < self.most_unsaved {
+            self.unsaved.push_back(unsaved);
         }
     }
 
@@ -447,6 +316,7 @@ impl DiskCache {
         tracing::error!("the disk cache is not used any more: {why}");
         self.is_broken = true;
         self.unsaved.clear();
+        self.saving = None;
         self.counts.is_on.store(false, Ordering::Relaxed);
     }
 
@@ -456,12 +326,15 @@ impl DiskCache {
         self.end_load(pool);
         self.held.clear();
         self.note_changes(pool);
-        while !self.unsaved.is_empty() && self.files.is_alive() && Instant::now() < end {
+        while !self.is_idle() && self.files.is_alive() && Instant::now() < end {
             self.save(runner, pool, ALONE);
-            self.files.wait(WAIT);
+            self.wait_for_room();
         }
         if !self.files.close(end.saturating_duration_since(Instant::now())) {
             tracing::warn!("the disk is too slow: the last pages are not saved");
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! [`KvPool`]: the KV cache's memory, layer by layer: pages, and recurrent states.
 
+use std::ops::Range;
+
 use tallow_core::{Backend, DType, Error, Reading, Result, Tensor};
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::spec::DecoderSpec;
@@ -64,36 +66,50 @@ impl<B: Backend> KvPool<B> {
         self.layers.iter().flat_map(of).collect()
     }
 
+    /// The parts of a recurrent state, as rows of the tensors of each layer that has any.
+    fn parts(&self, state: usize) -> Vec<Tensor<B>> {
+        let of = |layer: &LayerCache<B>| match layer {
+            LayerCache::State { window, matrices } => {
+                vec![window.row_range(state..state + 1), matrices.row_range(state..state + 1)]
+            }
+            LayerCache::None | LayerCache::Pages { .. } => Vec::new(),
+        };
+        self.layers.iter().flat_map(of).collect()
+    }
+
+    /// Bytes of each part of a recurrent state, in order; none in a model without.
+    pub(crate) fn state_parts(&self) -> Vec<usize> {
+        self.parts(0).iter().map(Tensor::bytes).collect()
+    }
+
     /// Bytes of a page over all layers.
     pub(crate) fn page_bytes(&self) -> usize {
         self.rows(0).iter().map(Tensor::bytes).sum()
     }
 
-    /// Types and sizes of a page's parts, in words.
-    pub(crate) fn page_layout(&self) -> String {
-        self.rows(0).iter().map(|row| format!("{row:?} ")).collect()
+    /// Types and sizes of the parts of a page and of a recurrent state, in words.
+    pub(crate) fn layout(&self) -> String {
+        self.rows(0).iter().chain(&self.parts(0)).map(|row| format!("{row:?} ")).collect()
     }
 
     /// Copies a page's K and V to the host, layer by layer.
-    pub(crate) fn read_page(&self, b: &B, page: usize, mut to: &mut [u8]) -> Result<()> {
-        let rows = self.rows(page);
-        let mut wanted = Vec::with_capacity(rows.len());
-        for from in &rows {
-            let (own, rest) = to.split_at_mut_checked(from.bytes()).ok_or_else(|| wrong_size(from))?;
-            wanted.push(Reading { from, to: own });
-            to = rest;
-        }
-        b.read(&mut wanted)
+    pub(crate) fn read_page(&self, b: &B, page: usize, to: &mut [u8]) -> Result<()> {
+        read(b, &self.rows(page), to)
     }
 
     /// Copies a page's K and V from the host, layer by layer. No sequence may be using the page.
-    pub(crate) fn write_page(&self, b: &B, page: usize, mut from: &[u8]) -> Result<()> {
-        for row in &self.rows(page) {
-            let (own, rest) = from.split_at_checked(row.bytes()).ok_or_else(|| wrong_size(row))?;
-            b.write(row, own)?;
-            from = rest;
-        }
-        Ok(())
+    pub(crate) fn write_page(&self, b: &B, page: usize, from: &[u8]) -> Result<()> {
+        write(b, &self.rows(page), from)
+    }
+
+    /// Copies some parts of a recurrent state to the host.
+    pub(crate) fn read_state(&self, b: &B, state: usize, parts: Range<usize>, to: &mut [u8]) -> Result<()> {
+        read(b, self.parts(state).get(parts).unwrap_or_default(), to)
+    }
+
+    /// Copies some parts of a recurrent state from the host. No sequence may be using the state.
+    pub(crate) fn write_state(&self, b: &B, state: usize, parts: Range<usize>, from: &[u8]) -> Result<()> {
+        write(b, self.parts(state).get(parts).unwrap_or_default(), from)
     }
 
     /// Each layer's cache.
@@ -102,10 +118,31 @@ impl<B: Backend> KvPool<B> {
     }
 }
 
-/// The bytes of a page end before one of its parts.
+/// Copies rows to the host, one behind the other.
+fn read<B: Backend>(b: &B, rows: &[Tensor<B>], mut to: &mut [u8]) -> Result<()> {
+    let mut wanted = Vec::with_capacity(rows.len());
+    for from in rows {
+        let (own, rest) = to.split_at_mut_checked(from.bytes()).ok_or_else(|| wrong_size(from))?;
+        wanted.push(Reading { from, to: own });
+        to = rest;
+    }
+    b.read(&mut wanted)
+}
+
+/// Copies rows from the host, where they lie one behind the other.
+fn write<B: Backend>(b: &B, rows: &[Tensor<B>], mut from: &[u8]) -> Result<()> {
+    for row in rows {
+        let (own, rest) = from.split_at_checked(row.bytes()).ok_or_else(|| wrong_size(row))?;
+        b.write(row, own)?;
+        from = rest;
+    }
+    Ok(())
+}
+
+/// The bytes of a page or a state end before one of its parts.
 fn wrong_size<B: Backend>(part: &Tensor<B>) -> Error {
     Error::Shape {
-        op: "page",
+        op: "cache",
         what: "the bytes",
         want: format!("{} for {part:?}", part.bytes()),
         got: "fewer".into(),

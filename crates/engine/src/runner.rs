@@ -3,6 +3,7 @@
 mod logits;
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::vec;
 
 use logits::{FetchedLogits, LogitsPlan, SampledRow};
@@ -13,7 +14,7 @@ use tallow_models::decoder::Decoder;
 use tallow_models::encoder::{Encoder, Input};
 use tallow_models::seq2seq::Seq2Seq;
 
-use crate::block_pool::BlockId;
+use crate::block_pool::{BlockId, StateRow};
 use crate::encoder_input::EncoderInput;
 use crate::failure::Unfit;
 use crate::kv_cache::{KvPool, KvShape};
@@ -138,9 +139,14 @@ impl<B: Backend> Runner<B> {
         self.kv.page_bytes()
     }
 
-    /// Types and sizes of a page's parts, in words.
-    pub(crate) fn page_layout(&self) -> String {
-        self.kv.page_layout()
+    /// Bytes of each part of a recurrent state, in order; none in a model without.
+    pub(crate) fn state_parts(&self) -> Vec<usize> {
+        self.kv.state_parts()
+    }
+
+    /// Types and sizes of the parts of a page and of a recurrent state, in words.
+    pub(crate) fn cache_layout(&self) -> String {
+        self.kv.layout()
     }
 
     /// Copies a page of the KV cache to the host.
@@ -151,6 +157,16 @@ impl<B: Backend> Runner<B> {
     /// Copies a page of the KV cache from the host. No sequence may be using the page.
     pub(crate) fn write_page(&self, block: BlockId, from: &[u8]) -> Result<(), Error> {
         self.kv.write_page(&self.b, block.0 as usize, from)
+    }
+
+    /// Copies some parts of a recurrent state to the host.
+    pub(crate) fn read_state(&self, row: StateRow, parts: Range<usize>, to: &mut [u8]) -> Result<(), Error> {
+        self.kv.read_state(&self.b, row.0 as usize, parts, to)
+    }
+
+    /// Copies some parts of a recurrent state from the host. No sequence may be using the state.
+    pub(crate) fn write_state(&self, row: StateRow, parts: Range<usize>, from: &[u8]) -> Result<(), Error> {
+        self.kv.write_state(&self.b, row.0 as usize, parts, from)
     }
 
     /// Uploads a LoRA adapter to the device, under an id never used before.

@@ -303,6 +303,7 @@ impl Scheduler {
 
     /// Frees the pages and the states of a sequence.
     fn give_back(&mut self, seq: &Seq) {
+        seq.settle_snapshot(&mut self.pool);
         seq.states().for_each(|row| self.pool.give_back_state(row));
         self.pool.give_back(&seq.held());
     }

@@ -471,6 +471,35 @@ fn a_restart_finds_what_was_computed() {
     assert!(server.metric("vllm:disk_cache_refused_bytes") > 0.0);
 }
 
+/// So it does with a model that has recurrent state: each turn of a conversation is answered by another server.
+#[test]
+fn a_restarted_recurrent_model_goes_on_from_its_state() {
+    let (kept, model) = (Home::new(), golden("gguf-models/qwen3.5-bf16.gguf"));
+    let folder = kept.path().join("cache");
+    let start = |flags: &[&str]| {
+        let home = Home::new();
+        let command = home.command(&[&["serve", model.to_str().unwrap(), "--port", "0"], flags].concat());
+        Server::of(home, command)
+    };
+    let in_folder = ["--cache-disk", folder.to_str().unwrap(), "--cache-disk-size", "100"];
+    let prompt: Vec<u32> = (0..110).map(|i| 4 + i * 7 % 80).collect();
+    let ask = |server: &Server, tokens: usize| {
+        let prompt = &prompt[..tokens];
+        let body =
+            json!({"prompt": prompt, "max_tokens": 16, "temperature": 0, "logprobs": 2, "ignore_eos": true});
+        said(&whole(server.complete(&body)))
+    };
+    let plain = start(&[]);
+    for (tokens, from_cache) in [(50, 0), (90, 48), (90, 80), (110, 80)] {
+        let mut server = start(&in_folder);
+        let (_, cold) = ask(&plain, tokens);
+        assert_eq!(ask(&server, tokens), (from_cache, cold), "{tokens} tokens");
+        assert_eq!(server.metric("vllm:external_prefix_cache_hits"), from_cache as f64);
+        server.signal(libc::SIGTERM);
+        assert_eq!(server.ended(Duration::from_secs(30)), Some(0));
+    }
+}
+
 /// Killed at any time while it saves pages, it leaves none that is wrong.
 #[test]
 fn a_server_killed_while_it_saves_leaves_no_wrong_page() {

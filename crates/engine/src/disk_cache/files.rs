@@ -1,4 +1,4 @@
-//! [`Files`]: the thread that reads and writes a [`PageStore`], so that no step waits for a disk.
+//! [`Files`]: the thread that reads and writes a [`RecordStore`], so that no step waits for a disk.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,24 +7,25 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::key::PageName;
-use super::store::{PageStore, SharedIndex, lock};
+use super::index::lock;
+use super::key::RecordName;
+use super::store::RecordStore;
 
-/// How long nothing is saved after a page could not be written: a full disk does not get room by trying again at once.
+/// How long nothing is saved after something could not be written: a full disk does not get room by trying again at once.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// A page to write.
+/// A record to write.
 #[derive(Debug)]
 pub(super) struct Save {
-    pub(super) page: PageName,
+    pub(super) name: RecordName,
     pub(super) content: Vec<u8>,
 }
 
-/// Pages to read, each after the one before. Their contents are sent in order, up to the first that cannot be had; then the
+/// Records to read, each after the one before. Their contents are sent in order, up to the first that cannot be had; then the
 /// sender is dropped. Nobody reads on once the receiver is.
 #[derive(Debug)]
 pub(super) struct Load {
-    pub(super) pages: Vec<PageName>,
+    pub(super) records: Vec<RecordName>,
     pub(super) contents: SyncSender<Vec<u8>>,
 }
 
@@ -32,12 +33,21 @@ pub(super) struct Load {
 struct Queue {
     loads: VecDeque<Load>,
     saves: VecDeque<Save>,
+    /// Bytes of the contents of `saves`, and of the one that is being written.
+    unwritten: usize,
     /// No more comes; the thread ends when all is written.
     closing: bool,
-    /// Pages that are left are not written any more.
+    /// Records that are left are not written any more.
     abandoned: bool,
     /// The thread has ended.
     ended: bool,
+}
+
+impl Queue {
+    /// Whether so many more bytes may wait to be written, if `most` may. What is larger must wait alone.
+    fn has_room(&self, bytes: usize, most: usize) -> bool {
+        self.unwritten == 0 || self.unwritten + bytes <= most
+    }
 }
 
 #[derive(Debug, Default)]
@@ -60,13 +70,13 @@ impl Shared {
 pub(super) struct Files {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// Most pages that wait to be written.
+    /// Most bytes that wait to be written.
     most: usize,
 }
 
 impl Files {
-    /// Starts the thread. At most `most` pages wait to be written.
-    pub(super) fn start(store: PageStore, most: usize) -> io::Result<Files> {
+    /// Starts the thread. At most `most` bytes wait to be written, or a single record.
+    pub(super) fn start(store: RecordStore, most: usize) -> io::Result<Files> {
         let shared = Arc::new(Shared::default());
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("tallow-disk-cache".into());
@@ -77,20 +87,28 @@ impl Files {
         Ok(Files { shared, thread: Some(thread), most })
     }
 
-    /// Whether a page may be queued for writing.
-    pub(super) fn has_room(&self) -> bool {
-        self.shared.lock().saves.len() < self.most
+    /// Whether a record with so many bytes may be queued for writing.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.shared.lock().has_room(bytes, self.most)
     }
 
-    /// Queues a page for writing.
+    /// Queues a record for writing.
     pub(super) fn save(&self, save: Save) {
-        self.shared.lock().saves.push_back(save);
+        let mut queue = self.shared.lock();
+        queue.unwritten += save.content.len();
+        queue.saves.push_back(save);
+        drop(queue);
         self.shared.work.notify_one();
     }
 
-    /// Queues pages for reading, before all that are to be written.
+    /// Queues records for reading, before all that are to be written.
     pub(super) fn load(&self, load: Load) {
-        self.shared.lock().loads.push_back(load);
+        let mut queue = self.shared.lock();
+        // Otherwise nobody reads them, which whoever waits for the contents is to learn.
+        if !queue.ended {
+            queue.loads.push_back(load);
+        }
+        drop(queue);
         self.shared.work.notify_one();
     }
 
@@ -99,10 +117,10 @@ impl Files {
         !self.shared.lock().ended
     }
 
-    /// Waits until something has been written, at most so long.
-    pub(super) fn wait(&self, most: Duration) {
+    /// If so many bytes cannot be queued for writing, waits until something has been written, at most so long.
+    pub(super) fn wait_for_room(&self, bytes: usize, most: Duration) {
         let queue = self.shared.lock();
-        if queue.saves.len() >= self.most && !queue.ended {
+        if !queue.has_room(bytes, self.most) && !queue.ended {
             let _ = self.shared.done.wait_timeout(queue, most);
         }
     }
@@ -175,37 +193,34 @@ fn next(shared: &Shared) -> Option<Job> {
     }
 }
 
-fn serve(shared: &Shared, mut store: PageStore) {
+fn serve(shared: &Shared, mut store: RecordStore) {
     let index = store.index().clone();
     let mut paused: Option<Instant> = None;
     while let Some(job) = next(shared) {
         match job {
-            Job::Load(Load { pages, contents }) => {
-                let mut contents_of = pages.iter().map_while(|page| store.load(page));
+            Job::Load(Load { records, contents }) => {
+                let mut contents_of = records.iter().map_while(|name| store.load(name));
                 while let Some(content) = contents_of.next()
                     && contents.send(content).is_ok()
                 {}
                 store.note_use();
             }
-            Job::Save(save) if paused.is_none_or(|until| Instant::now() >= until) => {
-                if let Err(why) = write(&mut store, &index, &save) {
+            Job::Save(Save { name, content }) => {
+                let pauses = paused.is_some_and(|until| Instant::now() < until);
+                let written = if pauses { Ok(false) } else { store.save(&name, &content).map(|()| true) };
+                if !matches!(written, Ok(true)) {
+                    lock(&index).drop_queued(&name.key);
+                }
+                if let Err(why) = written {
                     tracing::warn!("{}: {why}; no pages are saved for a minute", store.folder().display());
                     paused = Some(Instant::now() + PAUSE);
                 }
+                shared.lock().unwritten -= content.len();
             }
-            Job::Save(save) => lock(&index).drop_queued(&save.page.key),
         }
         shared.done.notify_all();
     }
     store.note_use();
-}
-
-fn write(store: &mut PageStore, index: &SharedIndex, save: &Save) -> io::Result<()> {
-    let written = store.save(&save.page, &save.content);
-    if written.is_err() {
-        lock(index).drop_queued(&save.page.key);
-    }
-    written
 }
 
 #[cfg(test)]
@@ -218,35 +233,36 @@ mod tests {
 
     use super::*;
     use crate::disk_cache::folder::{Folder, SegmentFile};
+    use crate::disk_cache::index::SharedIndex;
     use crate::disk_cache::key::{Keys, fingerprint};
-    use crate::disk_cache::store::PageShape;
+    use crate::disk_cache::store::RecordShape;
 
-    const SHAPE: PageShape = PageShape { tokens: 2, bytes: 8 };
+    const SHAPE: RecordShape = RecordShape { tokens: 2, page: 8, state: None };
 
-    fn start(dir: &Path) -> (Files, SharedIndex, Vec<PageName>) {
+    fn start(dir: &Path) -> (Files, SharedIndex, Vec<RecordName>) {
         let folder = Folder::open(dir).unwrap();
         let keys = Keys::new(folder.secret().unwrap(), fingerprint([&b"a model"[..]]));
         let mut after = keys.start(None);
         let page = |i: u32| {
             let tokens: Box<[u32]> = [i, i].into();
-            let page = PageName { key: keys.page(&after, &tokens), after, tokens };
+            let page = keys.page_name(after, tokens);
             after = page.key;
             page
         };
         let pages = (0..100).map(page).collect();
-        let store = PageStore::open(folder, keys, SHAPE, 1 << 20, Arc::default()).unwrap();
+        let store = RecordStore::open(folder, keys, SHAPE, 1 << 20, Arc::default()).unwrap();
         let index = store.index().clone();
-        (Files::start(store, 100).unwrap(), index, pages)
+        (Files::start(store, 800).unwrap(), index, pages)
     }
 
-    fn save(files: &Files, index: &SharedIndex, page: &PageName) {
+    fn save(files: &Files, index: &SharedIndex, page: &RecordName) {
         assert!(lock(index).queue_if(page.key, |_| true));
-        files.save(Save { page: page.clone(), content: vec![page.tokens[0] as u8; 8] });
+        files.save(Save { name: page.clone(), content: vec![page.tokens[0] as u8; 8] });
     }
 
-    fn load(files: &Files, pages: &[PageName]) -> Receiver<Vec<u8>> {
+    fn load(files: &Files, pages: &[RecordName]) -> Receiver<Vec<u8>> {
         let (contents, receiver) = sync_channel(1);
-        files.load(Load { pages: pages.to_vec(), contents });
+        files.load(Load { records: pages.to_vec(), contents });
         receiver
     }
 
@@ -266,9 +282,29 @@ mod tests {
         some = load(&files, &pages[98..]);
         assert_eq!(some.iter().count(), 2);
         // Contents come up to the first that is not there.
-        let missing = PageName { key: pages[0].after, ..pages[1].clone() };
+        let missing = RecordName { key: pages[0].after, ..pages[1].clone() };
         let asked = [pages[0].clone(), missing, pages[2].clone()];
         assert_eq!(load(&files, &asked).iter().count(), 1);
+    }
+
+    /// What waits to be written is bounded by bytes; what is larger than the bound waits alone.
+    #[test]
+    fn so_many_bytes_wait_to_be_written() {
+        let queue = |unwritten| Queue { unwritten, ..Queue::default() };
+        assert!(queue(0).has_room(1000, 100));
+        assert!(queue(60).has_room(40, 100) && !queue(61).has_room(40, 100));
+        assert!(!queue(1).has_room(1000, 100));
+        let dir = TempDir::new().unwrap();
+        let (mut files, index, pages) = start(dir.path());
+        pages.iter().for_each(|page| save(&files, &index, page));
+        // Room again once all is written, and not before.
+        let begun = Instant::now();
+        while !files.has_room(800) {
+            files.wait_for_room(800, Duration::from_millis(10));
+            assert!(begun.elapsed() < Duration::from_secs(20));
+        }
+        assert!(lock(&index).touch(&pages[99].key, std::time::SystemTime::now()));
+        assert!(files.close(Duration::from_secs(20)));
     }
 
     /// A disk that is full now is not tried again at once.

@@ -1,4 +1,4 @@
-//! [`PageKey`]: a page's name on disk, which follows from all that its content depends on.
+//! [`RecordKey`]: the name of a page or a state on disk, which follows from all that its content depends on.
 
 use sha2::{Digest, Sha256};
 
@@ -9,18 +9,42 @@ pub(super) type Secret = [u8; 32];
 /// SHA-256 of all that pages depend on beside their tokens: the model, the device, the program.
 pub(super) type Fingerprint = [u8; 32];
 
-/// Digest of a page's tokens and of all before them, down to the salt of the sequence.
+/// Key of a page, a digest of its tokens and of all before them, down to the salt of the sequence; or that of the state after a
+/// page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct PageKey(pub(super) [u8; 32]);
+pub(super) struct RecordKey(pub(super) [u8; 32]);
 
-/// A page as the files name it.
+/// What a record of a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// K and V of a page.
+    Page,
+    /// Snapshot of the recurrent state after a page.
+    State,
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 2] = [Kind::Page, Kind::State];
+
+    /// The byte that stands for it in a file.
+    pub(super) fn byte(self) -> u8 {
+        match self {
+            Kind::Page => 1,
+            Kind::State => 2,
+        }
+    }
+}
+
+/// A page or a state as the files name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct PageName {
+pub(super) struct RecordName {
+    pub(super) kind: Kind,
     /// Its key.
-    pub(super) key: PageKey,
-    /// Key of the page before it, or of the start of the sequence.
-    pub(super) after: PageKey,
-    /// Its tokens.
+    pub(super) key: RecordKey,
+    /// Of a page, the key of the page before it, or of the start of the sequence. Of a state, the key of the page that it is the
+    /// state after.
+    pub(super) after: RecordKey,
+    /// The page's tokens.
     pub(super) tokens: Box<[u32]>,
 }
 
@@ -44,6 +68,7 @@ enum Of {
     Start,
     Salted,
     Page,
+    State,
     SegmentHead,
     RecordHead,
     Content,
@@ -64,16 +89,31 @@ impl Keys {
     }
 
     /// Parent key of the first page of sequences with this salt.
-    pub(super) fn start(&self, salt: Option<&str>) -> PageKey {
-        PageKey(match salt {
+    pub(super) fn start(&self, salt: Option<&str>) -> RecordKey {
+        RecordKey(match salt {
             None => self.hash(Of::Start, &[]),
             Some(salt) => self.hash(Of::Salted, &[salt.as_bytes()]),
         })
     }
 
     /// Key of a page.
-    pub(super) fn page(&self, after: &PageKey, tokens: &[u32]) -> PageKey {
-        PageKey(self.hash(Of::Page, &[&after.0, &token_bytes(tokens)]))
+    pub(super) fn page(&self, after: &RecordKey, tokens: &[u32]) -> RecordKey {
+        RecordKey(self.hash(Of::Page, &[&after.0, &token_bytes(tokens)]))
+    }
+
+    /// A page, by the key of the one before it.
+    pub(super) fn page_name(&self, after: RecordKey, tokens: Box<[u32]>) -> RecordName {
+        RecordName { kind: Kind::Page, key: self.page(&after, &tokens), after, tokens }
+    }
+
+    /// Key of the recurrent state after a page.
+    pub(super) fn state(&self, page: &RecordKey) -> RecordKey {
+        RecordKey(self.hash(Of::State, &[&page.0]))
+    }
+
+    /// The recurrent state after a page.
+    pub(super) fn state_name(&self, page: RecordKey, tokens: Box<[u32]>) -> RecordName {
+        RecordName { kind: Kind::State, key: self.state(&page), after: page, tokens }
     }
 
     /// Checksum of the beginning of a segment.
@@ -81,12 +121,12 @@ impl Keys {
         self.hash(Of::SegmentHead, &[bytes])
     }
 
-    /// Checksum of the beginning of a record, which names the page.
+    /// Checksum of the beginning of a record, which says what it holds.
     pub(super) fn record_head(&self, bytes: &[u8]) -> [u8; 32] {
         self.hash(Of::RecordHead, &[bytes])
     }
 
-    /// Checksum of a page's content, and of the page that it is the content of.
+    /// Checksum of a record's content, and of what it is the content of.
     pub(super) fn content(&self, head: &[u8], bytes: &[u8]) -> [u8; 32] {
         self.hash(Of::Content, &[head, bytes])
     }
@@ -129,6 +169,9 @@ mod tests {
             key(&keys(1, 1), None, &[&[1, 2], &[3, 5]]),
             key(&keys(1, 1), None, &[&[1, 2]]),
             key(&keys(1, 1), None, &[&[3, 4]]),
+            keys(1, 1).state(&key(&keys(1, 1), None, &[&[1, 2], &[3, 4]])),
+            keys(1, 1).state(&key(&keys(1, 1), None, &[&[1, 2]])),
+            keys(2, 1).state(&key(&keys(1, 1), None, &[&[1, 2]])),
         ];
         for (i, one) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|other| other != one), "{i}");

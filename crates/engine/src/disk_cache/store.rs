@@ -1,55 +1,66 @@
-//! [`PageStore`]: pages in files.
+//! [`RecordStore`]: pages in files, and snapshots of recurrent states.
 //!
-//! Files are *segments*: pages are appended to the newest, and the least recently used segment is removed as a whole when
-//! there is no more room. All records of a segment have the same length, which follows from the model; so no length is
-//! ever read from a file. Nothing that a file says is believed: its head is checked when it is opened, the head of each
-//! record (which page it is) too, and a page's content when it is read. A file with anything wrong in it is removed.
+//! Files are *segments*: records are appended to the newest, and the least recently used segment is removed as a whole when
+//! there is no more room. A record is a page or a state, and all of a kind have the same length, which follows from the model;
+//! so no length is ever read from a file. Nothing that a file says is believed: its head is checked when it is opened, the head
+//! of each record (what it is) too, and the content when it is read. A file with anything wrong in it is removed.
 //!
 //! ```text
-//! segment:  magic, version, tokens and bytes of a page, fingerprint | checksum | record, record, …
-//! record:   key, key of the page before, tokens                     | checksum | content | checksum
+//! segment:  magic, version, tokens of a page, bytes of a page and of a state, fingerprint | checksum | record, record, …
+//! record:   kind, key, key of the page before, tokens | checksum | content | checksum
 //! ```
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use super::folder::{Folder, SegmentFile};
-use super::key::{Keys, PageKey, PageName, token_bytes};
+use super::index::{Place, SharedIndex, lock};
+use super::key::{Keys, Kind, RecordKey, RecordName, token_bytes};
 use super::{DiskCacheError, DiskCounts};
 
 const MAGIC: [u8; 8] = *b"tallowKV";
 /// Version of the files' layout.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of a digest.
 const DIGEST: usize = 32;
 /// Bytes of a segment before its checksum.
-const HEAD: usize = MAGIC.len() + 4 + 4 + 8 + DIGEST;
+const HEAD: usize = MAGIC.len() + 4 + 4 + 8 + 8 + DIGEST;
 /// Bytes of a segment before its records.
 pub(super) const START: usize = HEAD + DIGEST;
 /// Segments that the room is divided into: what is removed at once, when it is full.
 const SEGMENTS: u64 = 16;
 /// Most bytes of a segment.
 const MAX_SEGMENT: u64 = 256 << 20;
-/// Most pages: each takes some hundred bytes of memory.
-const MAX_PAGES: u64 = 1 << 20;
+/// Most records: each takes some hundred bytes of memory.
+const MAX_RECORDS: u64 = 1 << 20;
 
-/// Size of the pages.
+/// Sizes of pages and states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PageShape {
+pub(super) struct RecordShape {
     /// Tokens of a page.
     pub(super) tokens: usize,
-    /// Bytes of its content.
-    pub(super) bytes: usize,
+    /// Bytes of a page.
+    pub(super) page: usize,
+    /// Bytes of a recurrent state; `None` in a model without.
+    pub(super) state: Option<usize>,
 }
 
-impl PageShape {
+impl RecordShape {
+    /// Bytes of the content of a record.
+    pub(super) fn content(self, kind: Kind) -> usize {
+        match kind {
+            Kind::Page => self.page,
+            Kind::State => self.state.unwrap_or(0),
+        }
+    }
+
     /// Bytes of a record before its first checksum.
     fn head(self) -> usize {
-        2 * DIGEST + 4 * self.tokens
+        1 + 2 * DIGEST + 4 * self.tokens
     }
 
     /// Bytes of a record before its content.
@@ -58,68 +69,24 @@ impl PageShape {
     }
 
     /// Bytes of a record.
-    pub(super) fn record(self) -> usize {
-        self.before() + self.bytes + DIGEST
-    }
-}
-
-/// State of a page: queued for writing, or a record of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// On its way to a file.
-    Queued,
-    /// Record of a segment.
-    Record { segment: u32, number: u32 },
-}
-
-/// Index of the stored pages. Shared by the store, which reads and writes them, and the engine, which looks them up.
-#[derive(Debug, Default)]
-pub(super) struct Index {
-    pages: HashMap<PageKey, Place>,
-    /// When a page of a segment was last used.
-    used: BTreeMap<u32, SystemTime>,
-}
-
-impl Index {
-    /// Whether a page is in a file, or on its way to one.
-    pub(super) fn has(&self, key: &PageKey) -> bool {
-        self.pages.contains_key(key)
+    pub(super) fn record(self, kind: Kind) -> usize {
+        self.before() + self.content(kind) + DIGEST
     }
 
-    /// Whether a page is in a file; if so it is used now.
-    pub(super) fn touch(&mut self, key: &PageKey, now: SystemTime) -> bool {
-        match self.pages.get(key) {
-            Some(Place::Record { segment, .. }) => {
-                self.used.insert(*segment, now);
-                true
-            }
-            Some(Place::Queued) | None => false,
-        }
+    /// Kinds of records that there are.
+    fn kinds(self) -> impl Iterator<Item = Kind> {
+        Kind::ALL.into_iter().filter(move |kind| *kind == Kind::Page || self.state.is_some())
     }
 
-    /// Marks a page as on its way to a file, on a condition. Returns whether that was met.
-    pub(super) fn queue_if(&mut self, key: PageKey, condition: impl Fn(&Index) -> bool) -> bool {
-        let may = condition(self);
-        if may {
-            self.pages.insert(key, Place::Queued);
-        }
-        may
+    /// Bytes of the shortest record.
+    fn shortest(self) -> u64 {
+        self.kinds().map(|kind| self.record(kind) as u64).fold(u64::MAX, u64::min)
     }
 
-    /// A page that was on its way to a file will not get there.
-    pub(super) fn drop_queued(&mut self, key: &PageKey) {
-        if self.pages.get(key) == Some(&Place::Queued) {
-            self.pages.remove(key);
-        }
+    /// Bytes of a page with all that it takes to go on after it.
+    fn usable(self) -> u64 {
+        self.kinds().map(|kind| self.record(kind) as u64).sum()
     }
-}
-
-/// The index, shared.
-pub(super) type SharedIndex = Arc<Mutex<Index>>;
-
-/// Locks the index. It is whole after each of its methods, so a panic elsewhere spoils nothing.
-pub(super) fn lock(index: &SharedIndex) -> MutexGuard<'_, Index> {
-    index.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A segment of this model.
@@ -128,18 +95,20 @@ struct Segment {
     file: File,
     name: String,
     bytes: u64,
-    /// Pages, by their number.
-    pages: Vec<PageKey>,
+    /// Its records.
+    records: Vec<RecordKey>,
+    /// Number of pages among them.
+    pages: usize,
     /// The time that its file has as that of its last use.
     used: SystemTime,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct PageStore {
+pub(super) struct RecordStore {
     folder: Folder,
     keys: Keys,
-    shape: PageShape,
+    shape: RecordShape,
     index: SharedIndex,
     segments: BTreeMap<u32, Segment>,
     /// Segments of other models.
@@ -151,22 +120,23 @@ pub(super) struct PageStore {
     counts: Arc<DiskCounts>,
 }
 
-impl PageStore {
+impl RecordStore {
     /// Opens the segments of a folder, which are to take `limit` bytes at most.
     pub(super) fn open(
         folder: Folder,
         keys: Keys,
-        shape: PageShape,
+        shape: RecordShape,
         limit: u64,
         counts: Arc<DiskCounts>,
-    ) -> Result<PageStore, DiskCacheError> {
-        let record = shape.record() as u64;
-        let least = SEGMENTS * (START as u64 + record);
+    ) -> Result<RecordStore, DiskCacheError> {
+        // A segment has room for a page with the state after it, which are of no use without each other.
+        let segment = START as u64 + shape.usable();
+        let least = SEGMENTS * segment;
         if limit < least {
             return Err(DiskCacheError::TooSmall { limit, least });
         }
-        let limit = limit.min(MAX_PAGES.saturating_mul(record));
-        let segment_limit = (limit / SEGMENTS).min(MAX_SEGMENT).max(START as u64 + record);
+        let limit = limit.min(MAX_RECORDS.saturating_mul(shape.shortest())).max(least);
+        let segment_limit = (limit / SEGMENTS).min(MAX_SEGMENT).max(segment);
         let unusable =
             |why: io::Error| DiskCacheError::Unusable { folder: folder.path().into(), why: why.to_string() };
         let mut all = folder.segments().map_err(unusable)?;
@@ -175,7 +145,7 @@ impl PageStore {
             all.into_iter().partition(|file| file.is_of(keys.fingerprint()));
         let (segments, index) = (BTreeMap::new(), SharedIndex::default());
         let mut store =
-            PageStore { folder, keys, shape, index, segments, others, limit, segment_limit, counts };
+            RecordStore { folder, keys, shape, index, segments, others, limit, segment_limit, counts };
         own.into_iter().for_each(|file| store.adopt(file));
         store.make_room(0).map_err(|why| DiskCacheError::Unusable {
             folder: store.folder.path().into(),
@@ -184,7 +154,7 @@ impl PageStore {
         Ok(store)
     }
 
-    /// Index of the stored pages.
+    /// Index of the records.
     pub(super) fn index(&self) -> &SharedIndex {
         &self.index
     }
@@ -194,18 +164,20 @@ impl PageStore {
         self.folder.path()
     }
 
-    /// Number of pages.
-    pub(super) fn pages(&self) -> usize {
-        self.segments.values().map(|segment| segment.pages.len()).sum()
+    /// Number of pages, and of states.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let pages = self.segments.values().map(|segment| segment.pages).sum();
+        let records: usize = self.segments.values().map(|segment| segment.records.len()).sum();
+        (pages, records - pages)
     }
 
-    /// Takes the pages of a segment's file, or removes it if anything is wrong with it.
+    /// Takes the records of a segment's file, or removes it if anything is wrong with it.
     fn adopt(&mut self, file: SegmentFile) {
         match self.scan(&file) {
-            Ok(segment) => {
+            Ok((segment, places)) => {
                 let mut index = lock(&self.index);
-                for (number, key) in (0..).zip(&segment.pages) {
-                    index.pages.entry(*key).or_insert(Place::Record { segment: file.number, number });
+                for (key, at) in segment.records.iter().zip(places) {
+                    index.places.entry(*key).or_insert(Place::Record { segment: file.number, at });
                 }
                 index.used.insert(file.number, file.used);
                 drop(index);
@@ -215,8 +187,9 @@ impl PageStore {
         }
     }
 
-    /// Reads the heads of a segment and its records. What a process that was killed left of a record is cut off.
-    fn scan(&self, found: &SegmentFile) -> io::Result<Segment> {
+    /// Reads the heads of a segment and its records, and returns where these begin. What a process that was killed left of a
+    /// record is cut off.
+    fn scan(&self, found: &SegmentFile) -> io::Result<(Segment, Vec<u64>)> {
         let mut file = self.folder.open_segment(&found.name)?;
         let bytes = file.metadata()?.len();
         let mut start = [0; START];
@@ -224,38 +197,48 @@ impl PageStore {
         if start != *self.segment_start() {
             return Err(damaged("its beginning"));
         }
-        let (record, shape) = (self.shape.record() as u64, self.shape);
-        let records = (bytes - START as u64) / record;
-        let whole = START as u64 + records * record;
-        if records > MAX_PAGES {
-            return Err(io::Error::other("it is too long"));
-        }
-        if whole < bytes {
-            tracing::debug!("{}: the last {} bytes are no whole page", found.name, bytes - whole);
-            file.set_len(whole)?;
-        }
-        let (mut pages, mut head) = (Vec::with_capacity(records as usize), vec![0; shape.before()]);
-        for number in 0..records {
-            file.seek(SeekFrom::Start(START as u64 + number * record))?;
+        let shape = self.shape;
+        let (mut places, mut records, mut pages, mut end) = (Vec::new(), Vec::new(), 0, START as u64);
+        let mut head = vec![0; shape.before()];
+        while bytes.saturating_sub(end) >= shape.shortest() {
+            file.seek(SeekFrom::Start(end))?;
             file.read_exact(&mut head)?;
             let (named, check) = head.split_at(shape.head());
-            if check != self.keys.record_head(named) {
-                return Err(damaged(&format!("the head of page {number}")));
+            // Only then its first byte, which its length follows from, is one that was written here.
+            let kind = shape.kinds().find(|kind| kind.byte() == named[0]);
+            let Some(kind) = kind.filter(|_| check == self.keys.record_head(named)) else {
+                return Err(damaged(&format!("the head of the record at byte {end}")));
+            };
+            let length = shape.record(kind) as u64;
+            if bytes - end < length {
+                break;
             }
-            pages.push(key_of(named));
+            if records.len() as u64 >= MAX_RECORDS {
+                return Err(io::Error::other("it is too long"));
+            }
+            places.push(end);
+            records.push(key_of(named));
+            pages += usize::from(kind == Kind::Page);
+            end += length;
         }
-        Ok(Segment { file, name: found.name.clone(), bytes: whole, pages, used: found.used })
+        if end < bytes {
+            tracing::debug!("{}: the last {} bytes are no whole record", found.name, bytes - end);
+            file.set_len(end)?;
+        }
+        let (name, used) = (found.name.clone(), found.used);
+        Ok((Segment { file, name, bytes: end, records, pages, used }, places))
     }
 
     /// Header of a segment.
     fn segment_start(&self) -> Box<[u8; START]> {
         let mut start = Box::new([0; START]);
-        let (tokens, bytes) = (self.shape.tokens as u32, self.shape.bytes as u64);
-        let parts: [&[u8]; 5] = [
+        let RecordShape { tokens, page, state } = self.shape;
+        let parts: [&[u8]; 6] = [
             &MAGIC,
             &VERSION.to_le_bytes(),
-            &tokens.to_le_bytes(),
-            &bytes.to_le_bytes(),
+            &(tokens as u32).to_le_bytes(),
+            &(page as u64).to_le_bytes(),
+            &(state.unwrap_or(0) as u64).to_le_bytes(),
             self.keys.fingerprint(),
         ];
         start[..HEAD].copy_from_slice(&parts.concat());
@@ -264,46 +247,47 @@ impl PageStore {
         start
     }
 
-    /// Header of a page's record.
-    fn record_start(&self, page: &PageName) -> Vec<u8> {
-        let mut start = [&page.key.0[..], &page.after.0, &token_bytes(&page.tokens)].concat();
+    /// Header of a record.
+    fn record_start(&self, name: &RecordName) -> Vec<u8> {
+        let tokens = token_bytes(&name.tokens);
+        let mut start = [&[name.kind.byte()][..], &name.key.0, &name.after.0, &tokens].concat();
         start.extend(self.keys.record_head(&start));
         start
     }
 
-    /// Appends a page.
-    pub(super) fn save(&mut self, page: &PageName, content: &[u8]) -> io::Result<()> {
-        if page.tokens.len() != self.shape.tokens || content.len() != self.shape.bytes {
-            return Err(io::Error::other("the page has another size"));
+    /// Appends a record.
+    pub(super) fn save(&mut self, name: &RecordName, content: &[u8]) -> io::Result<()> {
+        if name.tokens.len() != self.shape.tokens || content.len() != self.shape.content(name.kind) {
+            return Err(io::Error::other("the page or state has another size"));
         }
-        let place = lock(&self.index).pages.get(&page.key).copied();
+        let place = lock(&self.index).places.get(&name.key).copied();
         if matches!(place, Some(Place::Record { .. })) {
             return Ok(());
         }
-        let mut record = self.record_start(page);
-        let check = self.keys.content(&record, content);
-        record.extend(content);
-        record.extend(check);
-        let number = self.writable(record.len() as u64)?;
+        let start = self.record_start(name);
+        let check = self.keys.content(&start, content);
+        let record = self.shape.record(name.kind) as u64;
+        let number = self.writable(record)?;
         let Some(segment) = self.segments.get_mut(&number) else {
             return Err(io::Error::other("the newest segment is gone"));
         };
         let end = segment.bytes;
         segment.file.seek(SeekFrom::Start(end))?;
-        if let Err(why) = segment.file.write_all(&record) {
-            // So that the next page begins where this one did.
+        let mut parts = [&start, content, &check[..]].into_iter();
+        if let Err(why) = parts.try_for_each(|part| segment.file.write_all(part)) {
+            // So that the next record begins where this one did.
             segment.file.set_len(end)?;
             return Err(why);
         }
-        segment.bytes = end + record.len() as u64;
-        segment.pages.push(page.key);
+        segment.bytes = end + record;
+        segment.records.push(name.key);
+        segment.pages += usize::from(name.kind == Kind::Page);
         segment.used = SystemTime::now();
-        let place = Place::Record { segment: number, number: segment.pages.len() as u32 - 1 };
         let mut index = lock(&self.index);
-        index.pages.insert(page.key, place);
+        index.places.insert(name.key, Place::Record { segment: number, at: end });
         index.used.insert(number, segment.used);
         drop(index);
-        self.counts.saved_bytes.fetch_add(record.len() as u64, Ordering::Relaxed);
+        self.counts.saved_bytes.fetch_add(record, Ordering::Relaxed);
         self.count_bytes();
         Ok(())
     }
@@ -326,8 +310,8 @@ impl PageStore {
             self.folder.remove(&name)?;
             return Err(why);
         }
-        let (bytes, pages, used) = (START as u64, Vec::new(), SystemTime::now());
-        self.segments.insert(number, Segment { file, name, bytes, pages, used });
+        let (bytes, records, used) = (START as u64, Vec::new(), SystemTime::now());
+        self.segments.insert(number, Segment { file, name, bytes, records, pages: 0, used });
         Ok(number)
     }
 
@@ -371,59 +355,63 @@ impl PageStore {
         Ok(())
     }
 
-    /// Takes a segment and its pages out of the index.
+    /// Takes a segment and its records out of the index.
     fn forget(&mut self, number: u32) -> Option<Segment> {
         let segment = self.segments.remove(&number)?;
         let mut index = lock(&self.index);
-        for key in &segment.pages {
-            // A page that was saved twice stays where it is found.
-            if matches!(index.pages.get(key), Some(Place::Record { segment, .. }) if *segment == number) {
-                index.pages.remove(key);
+        for key in &segment.records {
+            // A record that was saved twice stays where it is found.
+            if matches!(index.places.get(key), Some(Place::Record { segment, .. }) if *segment == number) {
+                index.places.remove(key);
             }
         }
         index.used.remove(&number);
         Some(segment)
     }
 
-    /// A page's content. If anything is wrong with its file, the file is removed, and there is none.
-    pub(super) fn load(&mut self, page: &PageName) -> Option<Vec<u8>> {
-        let Some(Place::Record { segment: at, number }) = lock(&self.index).pages.get(&page.key).copied()
+    /// A record's content. If anything is wrong with its file, the file is removed, and there is none.
+    pub(super) fn load(&mut self, name: &RecordName) -> Option<Vec<u8>> {
+        let Some(Place::Record { segment: number, at }) = lock(&self.index).places.get(&name.key).copied()
         else {
             return None;
         };
-        match self.read(at, number, page) {
+        match self.read(number, at, name) {
             Ok(content) => {
-                self.counts.loaded_bytes.fetch_add(self.shape.record() as u64, Ordering::Relaxed);
+                let bytes = self.shape.record(name.kind) as u64;
+                self.counts.loaded_bytes.fetch_add(bytes, Ordering::Relaxed);
                 Some(content)
             }
             Err(why) => {
-                if let Some(segment) = self.forget(at) {
+                if let Some(segment) = self.forget(number) {
                     self.refuse(&segment.name, segment.bytes, &why);
                     self.count_bytes();
                 }
+                // Whatever was wrong, it is not tried again.
+                lock(&self.index).places.remove(&name.key);
                 None
             }
         }
     }
 
-    /// Reads a page's record and compares all of it but the content, which is checked.
-    fn read(&mut self, segment: u32, number: u32, page: &PageName) -> io::Result<Vec<u8>> {
+    /// Reads a record and compares all of it but the content, which is checked.
+    fn read(&mut self, segment: u32, at: u64, name: &RecordName) -> io::Result<Vec<u8>> {
         let Some(segment) = self.segments.get_mut(&segment) else {
             return Err(io::Error::other("the segment is gone"));
         };
-        let mut record = vec![0; self.shape.record()];
-        segment.file.seek(SeekFrom::Start(START as u64 + u64::from(number) * record.len() as u64))?;
+        let bytes = self.shape.content(name.kind);
+        let mut record = vec![0; self.shape.record(name.kind)];
+        segment.file.seek(SeekFrom::Start(at))?;
         segment.file.read_exact(&mut record)?;
-        let start = self.record_start(page);
+        let start = self.record_start(name);
         let (head, rest) = record.split_at(start.len());
         if head != start {
-            return Err(damaged(&format!("the head of page {number}")));
+            return Err(damaged(&format!("the head of the record at byte {at}")));
         }
-        let (content, check) = rest.split_at(self.shape.bytes);
+        let (content, check) = rest.split_at(bytes);
         if check != self.keys.content(head, content) {
-            return Err(damaged(&format!("the content of page {number}")));
+            return Err(damaged(&format!("the content of the record at byte {at}")));
         }
-        record.truncate(start.len() + self.shape.bytes);
+        record.truncate(start.len() + bytes);
         record.drain(..start.len());
         Ok(record)
     }
@@ -455,11 +443,11 @@ fn damaged(what: &str) -> io::Error {
     io::Error::other(format!("{what} is damaged, or of another version"))
 }
 
-/// The key at the beginning of a record.
-fn key_of(head: &[u8]) -> PageKey {
+/// The key in the head of a record.
+fn key_of(head: &[u8]) -> RecordKey {
     let mut key = [0; DIGEST];
-    key.copy_from_slice(&head[..DIGEST]);
-    PageKey(key)
+    key.copy_from_slice(&head[1..=DIGEST]);
+    RecordKey(key)
 }
 
 #[cfg(test)]

@@ -158,10 +158,15 @@ impl Seq {
             let every = SNAPSHOT_EVERY.next_multiple_of(page_len);
             let is_regular =
                 self.computed.is_multiple_of(every) && self.computed < self.usable(page_len).len();
-            if !is_regular || pool.blank_states() > 0 {
-                pool.publish_state(block, row);
+            if (!is_regular || pool.blank_states() > 0) && pool.publish_state(block, row) {
+                pool.settle_state(block, row);
             }
         }
+    }
+
+    /// Ends its answer, or is preempted: the newest snapshot within the answer is not replaced.
+    pub(super) fn settle_snapshot(&self, pool: &mut BlockPool) {
+        self.answer_snapshot.iter().for_each(|(block, row)| pool.settle_state(*block, *row));
     }
 
     /// Tokens that its next step may compute: up to the next snapshot.

@@ -1,4 +1,4 @@
-//! Pages that outlive the engine: what a restart finds, and that it never changes an answer.
+//! Pages that outlive the engine: what a restart finds, and that it never changes an answer. Recurrent states: `disk_states`.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -10,19 +10,19 @@ use tallow_core::{Backend, DType};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::disk_cache::{DiskCacheError, DiskCacheSettings};
 use tallow_engine::engine::spawn;
-use tallow_engine::handle::{EngineHandle, Event, Request, RunningEngine};
+use tallow_engine::handle::{EngineHandle, Event, Info, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::{Choice, Sampling};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
-use tallow_support::{golden, needed};
+use tallow_support::needed;
 use tallow_wgpu::{Wgpu, devices};
 use tempfile::TempDir;
 
 use crate::common::{Wrong, choices, comes_to_rest, ends, events, info, limits, model, request, start};
 
-fn settings(folder: &Path, identity: &str) -> DiskCacheSettings {
+pub(crate) fn settings(folder: &Path, identity: &str) -> DiskCacheSettings {
     DiskCacheSettings { folder: folder.into(), bytes: 1 << 30, identity: vec![identity.into()] }
 }
 
@@ -38,44 +38,68 @@ fn start_on<B: Backend>(
     dtype: DType,
     folder: &Path,
 ) -> RunningEngine {
-    let model = model();
-    let info = info(&model, 64);
-    let runner = move || {
-        let b = device();
-        let decoder =
-            Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        let runner = Runner::new(b, decoder, KvShape { dtype, page_len: 4, pages: 64, state_rows: 0 });
-        Ok::<_, Wrong>((runner.map_err(Wrong::Device)?, limits()))
-    };
-    let engine = spawn(|| Ok(info), runner).unwrap();
+    let engine = start_model(device, model(), KvShape { dtype, page_len: 4, pages: 64, state_rows: 0 });
     engine.cache_on_disk(settings(folder, "test")).unwrap();
     engine
 }
 
+/// An engine of a model, without a folder.
+pub(crate) fn start_model<B: Backend>(
+    device: impl FnOnce() -> B + Send + 'static,
+    model: Model,
+    shape: KvShape,
+) -> RunningEngine {
+    let info = Info { state_rows: shape.state_rows, ..info(&model, shape.pages) };
+    let runner = move || {
+        let b = device();
+        let decoder =
+            Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
+        Ok::<_, Wrong>((Runner::new(b, decoder, shape).map_err(Wrong::Device)?, limits()))
+    };
+    spawn(|| Ok(info), runner).unwrap()
+}
+
 /// 30 tokens; with another `start`, others.
-fn prompt(start: u32) -> Vec<u32> {
+pub(crate) fn prompt(start: u32) -> Vec<u32> {
     (0..30).map(|i| 4 + (start + i * 7) % 80).collect()
 }
 
 /// Asks for log-probabilities, so that all of an answer's bits are compared.
-fn ask(prompt: &[u32]) -> Request {
+pub(crate) fn ask(prompt: &[u32]) -> Request {
     let sampling = Sampling { logprobs: Some(5), ..Sampling::greedy() };
     Request { sampling, ignore_end: true, ..request(prompt, 8) }
 }
 
 /// Tokens of an answer from the cache, and the answer.
-fn said(handle: &EngineHandle, request: Request) -> (usize, Vec<Choice>) {
+pub(crate) fn said(handle: &EngineHandle, request: Request) -> (usize, Vec<Choice>) {
     let got = events(handle, request);
     let Some(Event::Done(done)) = got.last() else { panic!("{got:?}") };
     (done.cached_tokens, choices(&got))
 }
 
-/// The only segment in a folder.
-fn segment(folder: &Path) -> PathBuf {
+/// The segments in a folder, in order.
+pub(crate) fn segments(folder: &Path) -> Vec<PathBuf> {
     let all = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut all: Vec<PathBuf> = all.filter(|path| path.extension().is_some_and(|e| e == "pages")).collect();
+    all.sort();
+    all
+}
+
+/// The only segment in a folder.
+pub(crate) fn segment(folder: &Path) -> PathBuf {
+    let mut all = segments(folder);
     assert_eq!(all.len(), 1, "{all:?}");
     all.remove(0)
+}
+
+/// Waits until all that can be saved is saved: the thread that writes may be slower than a small model.
+pub(crate) fn saved(engine: &EngineHandle) {
+    comes_to_rest(engine);
+    let (saved, mut before) = (&engine.stats().disk.saved_bytes, 0);
+    while before == 0 || before != saved.load(Ordering::Relaxed) {
+        before = saved.load(Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 /// The next engine goes on where the last one ended: a conversation's next turn has the pages of prompt and answer.
@@ -137,10 +161,7 @@ fn a_damaged_file_changes_no_answer() {
         assert!((cached < 28) == (refused > 0), "byte {at}: {cached} cached, {refused} refused");
         comes_to_rest(&engine);
         drop(engine);
-        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
-        left.iter().filter(|path| path.extension().is_some_and(|e| e == "pages")).for_each(|path| {
-            fs::remove_file(path).unwrap();
-        });
+        segments(folder.path()).iter().for_each(|path| fs::remove_file(path).unwrap());
     }
 }
 
@@ -171,7 +192,7 @@ fn pages_are_of_their_salt_model_and_program() {
 
 /// 8 requests of 30 + 8 tokens, some of them with a common prefix, in a KV cache that holds three: all of them at once, again
 /// and again, evicted and preempted, saved and loaded.
-fn in_a_small_cache(start: &dyn Fn(&Path) -> RunningEngine) {
+pub(crate) fn in_a_small_cache(start: &dyn Fn(&Path) -> RunningEngine) {
     let folder = TempDir::new().unwrap();
     let elsewhere = TempDir::new().unwrap();
     let prompts: Vec<Vec<u32>> = (0..8u32)
@@ -229,13 +250,7 @@ fn what_was_evicted_is_loaded() {
     for i in 1..6 {
         said(&engine, ask(&prompt(i)));
     }
-    comes_to_rest(&engine);
-    // The thread that writes them may be slower than this model.
-    let (saved, mut before) = (&engine.stats().disk.saved_bytes, 0);
-    while before == 0 || before != saved.load(Ordering::Relaxed) {
-        before = saved.load(Ordering::Relaxed);
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    saved(&engine);
     assert_eq!(said(&engine, ask(&prompt(0))), (28, first));
     assert_eq!(engine.stats().disk.hits.load(Ordering::Relaxed), 28);
 }
@@ -258,25 +273,4 @@ fn a_folder_that_cannot_be_used_is_refused_by_words() {
     assert!(refused(settings(&file, "")).contains(file.to_str().unwrap()));
     let small = DiskCacheSettings { bytes: 1000, ..settings(&folder.path().join("new"), "") };
     assert!(refused(small).contains("1000 bytes are too few"));
-}
-
-/// A model with recurrent state needs more than its pages.
-#[test]
-fn recurrent_models_are_refused() {
-    let folder = TempDir::new().unwrap();
-    let model = Model::open(&golden("gguf-models/qwen3.5-bf16.gguf")).unwrap();
-    let mut own = info(&model, 64);
-    own.state_rows = 16;
-    let runner = move || {
-        let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
-        let decoder =
-            Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 64, state_rows: 16 };
-        Ok::<_, Wrong>((Runner::new(b, decoder, shape).map_err(Wrong::Device)?, limits()))
-    };
-    let engine = spawn(|| Ok(own), runner).unwrap();
-    let why = engine.cache_on_disk(settings(folder.path(), "")).unwrap_err().to_string();
-    assert!(why.contains("recurrent state"), "{why}");
-    let got = events(&engine, request(&[5, 6, 7], 3));
-    assert_eq!(ends(&got), 1);
 }

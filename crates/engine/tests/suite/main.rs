@@ -7,6 +7,7 @@ mod bad_weights;
 mod candidates;
 mod common;
 mod disk_cache;
+mod disk_states;
 mod drafts;
 mod embedder;
 mod engine;

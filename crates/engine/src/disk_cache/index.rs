@@ -1,0 +1,66 @@
+//! [`Index`]: where each record is.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use super::key::RecordKey;
+
+/// Place of a record: queued for writing, or in a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// On its way to a file.
+    Queued,
+    /// At that byte of a segment.
+    Record { segment: u32, at: u64 },
+}
+
+/// Index of the records. Shared by the store, which reads and writes them, and the engine, which looks them up.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    pub(super) places: HashMap<RecordKey, Place>,
+    /// When a record of a segment was last used.
+    pub(super) used: BTreeMap<u32, SystemTime>,
+}
+
+impl Index {
+    /// Whether a record is in a file, or on its way to one.
+    pub(super) fn has(&self, key: &RecordKey) -> bool {
+        self.places.contains_key(key)
+    }
+
+    /// Whether a record is in a file; if so it is used now.
+    pub(super) fn touch(&mut self, key: &RecordKey, now: SystemTime) -> bool {
+        match self.places.get(key) {
+            Some(Place::Record { segment, .. }) => {
+                self.used.insert(*segment, now);
+                true
+            }
+            Some(Place::Queued) | None => false,
+        }
+    }
+
+    /// Marks a record as on its way to a file, on a condition. Returns whether that was met.
+    pub(super) fn queue_if(&mut self, key: RecordKey, condition: impl Fn(&Index) -> bool) -> bool {
+        let may = condition(self);
+        if may {
+            self.places.insert(key, Place::Queued);
+        }
+        may
+    }
+
+    /// A record that was on its way to a file will not get there.
+    pub(super) fn drop_queued(&mut self, key: &RecordKey) {
+        if self.places.get(key) == Some(&Place::Queued) {
+            self.places.remove(key);
+        }
+    }
+}
+
+/// The index, shared.
+pub(super) type SharedIndex = Arc<Mutex<Index>>;
+
+/// Locks the index. It is whole after each of its methods, so a panic elsewhere spoils nothing.
+pub(super) fn lock(index: &SharedIndex) -> MutexGuard<'_, Index> {
+    index.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -137,10 +137,6 @@ pub(crate) struct Traits {
     pub compiles_kernels: bool,
     /// Slow enough at prefill that the tokens of a step are limited, by measured times, while answers are under way.
     pub limits_steps: bool,
-    /// Computes every expert of an MoE layer for every token.
-    pub all_experts: bool,
-    /// Computes the heads of MLA one by one.
-    pub mla_by_head: bool,
 }
 
 /// A device of one kind, not yet open.

@@ -95,13 +95,7 @@ impl DeviceInfo for Gpu {
     }
 
     fn traits(&self) -> Traits {
-        Traits {
-            accelerator: !self.0.about().is_software,
-            compiles_kernels: true,
-            limits_steps: false,
-            all_experts: true,
-            mla_by_head: true,
-        }
+        Traits { accelerator: !self.0.about().is_software, compiles_kernels: true, limits_steps: false }
     }
 }
 

@@ -65,26 +65,18 @@ impl LoadedModel {
             }
             quantized(&self.model).for_each(|note| say(&note));
             on_one_of(&devices, why, plan, say, |device, plan| {
-                self.slow(device).into_iter().for_each(|why| say(&Notice::Slow(why)));
+                self.slow().into_iter().for_each(|why| say(&Notice::Slow(why)));
                 self.start_on(device, plan, config, names.clone())
             })
         });
         self.after_text_codec(handle)
     }
 
-    /// Warnings about what runs on that device, but slower than users may expect.
-    fn slow(&self, device: &Device) -> Vec<String> {
-        let (layers, traits) = (&self.model.spec.layers, device.info().traits());
+    /// Warnings about what runs, but slower than users may expect.
+    fn slow(&self) -> Vec<String> {
         let mut slow = Vec::new();
-        if traits.all_experts && layers.iter().any(|l| l.ffn.moe().is_some()) {
-            slow.push(format!("{device} computes every expert for every token; --device cpu may be faster"));
-        } else if self.model.has_shuffled_experts() {
+        if self.model.has_shuffled_experts() {
             slow.push("experts quantized with act-order are all computed for every token".into());
-        }
-        if traits.mla_by_head && layers.iter().any(|l| l.mixer.mla().is_some()) {
-            slow.push(format!(
-                "{device} goes through this model's heads one by one; --device cpu may be faster"
-            ));
         }
         match self.model.widened() {
             0 => {}

@@ -35,5 +35,5 @@ pub use trace::{Launch, Trace, launch_table};
 pub use weight::{
     Activation, AttnSpec, Decay, DeltaHeads, Expert, Groups, Heads, HostWeight, LinearWeight, LinearWeights,
     LoraTarget, Norm, NormKind, QkNorm, ReleaseRows, RopePairs, RopeTable, Routing, RoutingWeightOn, Scores,
-    Sharing, TensorId, Weight,
+    Sharing, Stack, TensorId, Weight,
 };

@@ -132,6 +132,27 @@ impl<B: Memory> fmt::Debug for Weight<B> {
     }
 }
 
+/// Weights of one shape and format that one op reads together: the heads of an MLA layer, the experts of an MoE layer.
+///
+/// [`prepare_stacked`](crate::Backend::prepare_stacked) is called with each of them in turn, so that a device whose kernels
+/// choose among them can keep them side by side in one piece of memory.
+#[derive(Debug)]
+pub struct Stack<B: Memory> {
+    /// Weights in all.
+    pub count: usize,
+    /// Weights that have a place so far.
+    pub used: usize,
+    /// Room for all of them, with the format and shape of one: the device's own, made with the first.
+    pub room: Option<Weight<B>>,
+}
+
+impl<B: Memory> Stack<B> {
+    /// A stack of `count` weights, none of which has been prepared.
+    pub fn new(count: usize) -> Stack<B> {
+        Stack { count, used: 0, room: None }
+    }
+}
+
 /// The weight of a linear layer, by the order of its columns.
 #[derive(Debug)]
 pub enum LinearWeight<B: Memory> {

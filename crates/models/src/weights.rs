@@ -21,7 +21,8 @@ use tallow_checkpoint::grouped::Grouped;
 use tallow_checkpoint::tensor_names::{Index, Indices, Layout, Names, Slot, is_redundant, named};
 use tallow_checkpoint::{Checkpoint, Kind, Stored};
 use tallow_core::{
-    Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Norm, Tensor, TensorId, Weight,
+    Backend, Error, HostWeight, LinearWeight, LinearWeights, LoraTarget, Norm, Stack, Tensor, TensorId,
+    Weight,
 };
 use tallow_quant::Format;
 
@@ -226,13 +227,24 @@ impl<'a, B: Backend> Weights<'a, B> {
         rows: usize,
         cols: usize,
     ) -> Result<LinearWeights<B>> {
+        self.stacked_linear(name, rows, cols, None)
+    }
+
+    /// The same, for the next matrix of a stack.
+    fn stacked_linear(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        stack: Option<&mut Stack<B>>,
+    ) -> Result<LinearWeights<B>> {
         let shape = [rows, cols];
         if let Some(Kind::Grouped(matrix)) = self.find(name).map(|(_, stored)| &stored.kind) {
             let stored = self.shaped(name, &shape)?;
-            return self.grouped((stored, name), matrix, (rows, cols));
+            return self.grouped((stored, name), matrix, (rows, cols), stack);
         }
         let stored = self.stored(name, &shape)?;
-        Ok(LinearWeights::new(self.whole_weight(name, stored, rows)?, None))
+        Ok(LinearWeights::new(self.whole_weight(name, stored, rows, stack)?, None))
     }
 
     /// Matrix `matrix` of the `of` in tensor `name`, by the file's own name.
@@ -241,9 +253,15 @@ impl<'a, B: Backend> Weights<'a, B> {
         TensorId { tensor, matrix, of, cols }
     }
 
-    /// A whole tensor as one weight of `rows` rows.
-    fn whole_weight(&mut self, name: &str, stored: (&'a Stored, Format), rows: usize) -> Result<Weight<B>> {
-        let mut one = self.stacked_weights(name, stored, 1, rows)?;
+    /// A whole tensor as one weight of `rows` rows, perhaps the next of a stack.
+    fn whole_weight(
+        &mut self,
+        name: &str,
+        stored: (&'a Stored, Format),
+        rows: usize,
+        stack: Option<&mut Stack<B>>,
+    ) -> Result<Weight<B>> {
+        let mut one = self.matrices(name, stored, 1, rows, stack)?;
         one.pop().ok_or_else(|| LoadError::bad(self.path(), format!("tensor {name:?}"), "is empty"))
     }
 
@@ -251,9 +269,21 @@ impl<'a, B: Backend> Weights<'a, B> {
     fn stacked_weights(
         &mut self,
         name: &str,
+        stored: (&'a Stored, Format),
+        count: usize,
+        rows: usize,
+    ) -> Result<Vec<Weight<B>>> {
+        self.matrices(name, stored, count, rows, Some(&mut Stack::new(count)))
+    }
+
+    /// The matrices of a tensor, as the next ones of a stack, if there is one.
+    fn matrices(
+        &mut self,
+        name: &str,
         (stored, format): (&'a Stored, Format),
         count: usize,
         rows: usize,
+        mut stack: Option<&mut Stack<B>>,
     ) -> Result<Vec<Weight<B>>> {
         let (check, bytes) = (StreamCheck::new(stored, format, count * rows), stored.bytes());
         let (size, cols) = (bytes.len() / count.max(1), stored.len() / (count * rows).max(1));
@@ -262,7 +292,8 @@ impl<'a, B: Backend> Weights<'a, B> {
             let id = TensorId { matrix: i, ..id.clone() };
             let release_rows = |of: Range<usize>| check.release_rows(i * rows + of.start..i * rows + of.end);
             let weight = HostWeight::new(format, rows, cols, &bytes[i * size..(i + 1) * size]);
-            self.give(name, HostWeight { release: &release_rows, tensor: Some(&id), ..weight })
+            let weight = HostWeight { release: &release_rows, tensor: Some(&id), ..weight };
+            self.give(name, weight, stack.as_deref_mut())
         };
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();
         // Report damage first: an error that damaged data causes on the device would mislead.
@@ -273,15 +304,31 @@ impl<'a, B: Backend> Weights<'a, B> {
     }
 
     /// Hands a matrix of tensor `name` to the device, quantized first if the recipe says so.
-    fn give(&self, name: &str, weight: HostWeight<'_>) -> std::result::Result<Weight<B>, Error> {
+    fn give(
+        &self,
+        name: &str,
+        weight: HostWeight<'_>,
+        stack: Option<&mut Stack<B>>,
+    ) -> std::result::Result<Weight<B>, Error> {
         let wanted = self.source.wanted(name, weight.format, weight.cols);
         if wanted == weight.format {
-            return self.b.prepare(weight);
+            return self.prepare(weight, stack);
         }
         let bytes = quantized(&weight, wanted, None)?;
         (weight.release)(0..weight.rows);
         let HostWeight { rows, cols, tensor, .. } = weight;
-        self.b.prepare(HostWeight { tensor, ..HostWeight::new(wanted, rows, cols, &bytes) })
+        self.prepare(HostWeight { tensor, ..HostWeight::new(wanted, rows, cols, &bytes) }, stack)
+    }
+
+    fn prepare(
+        &self,
+        weight: HostWeight<'_>,
+        stack: Option<&mut Stack<B>>,
+    ) -> std::result::Result<Weight<B>, Error> {
+        match stack {
+            Some(stack) => self.b.prepare_stacked(weight, stack),
+            None => self.b.prepare(weight),
+        }
     }
 
     /// A linear layer whose matrix is made of several tensors (GPTQ, AWQ and the like).
@@ -290,6 +337,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         (stored, name): (&'a Stored, &str),
         matrix: &Grouped,
         (rows, cols): (usize, usize),
+        stack: Option<&mut Stack<B>>,
     ) -> Result<LinearWeights<B>> {
         if let Some(i) = matrix.fault() {
             let why = format!("element {i} is not a finite number: the file is damaged");
@@ -299,7 +347,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         matrix.write(order.as_deref(), &mut bytes);
         let weight = HostWeight::new(matrix.format(), rows, cols, &bytes);
         let weight = HostWeight { tensor: Some(&self.id(name, (0, 1), cols)), ..weight };
-        let weight = self.b.prepare(weight).map_err(|e| not_taken(stored, name, e))?;
+        let weight = self.prepare(weight, stack).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
         let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
         Ok(LinearWeights { weight: LinearWeight::new(weight, order), bias: None, lora_target: None })
@@ -312,7 +360,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let flat = self.find(&name).is_some_and(|(_, stored)| stored.shape.len() == 1);
         let shape = [1, cols];
         let stored = self.stored(&name, if flat { &shape[1..] } else { &shape[..] })?;
-        let weight = self.whole_weight(&name, stored, 1)?;
+        let weight = self.whole_weight(&name, stored, 1, None)?;
         let site = self.target(&layer, (1, cols), None);
         Ok(LinearWeights { lora_target: Some(site), ..LinearWeights::new(weight, None) })
     }
@@ -359,7 +407,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     pub(crate) fn conv2d(&mut self, slot: Slot, shape: [usize; 4], bias: Bias) -> Result<LinearWeights<B>> {
         let name = self.weight_name(slot)?;
         let stored = self.stored(&name, &shape)?;
-        let weight = self.whole_weight(&name, stored, shape[0])?;
+        let weight = self.whole_weight(&name, stored, shape[0], None)?;
         Ok(LinearWeights::new(weight, self.bias(slot, shape[0], bias)?))
     }
 

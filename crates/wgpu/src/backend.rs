@@ -2,14 +2,45 @@
 
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, GatedDelta, IndexMode,
-    IndexRows, KvWrite, Linear, LinearMany, Matmul, Normalize, PermuteCols, QkvPrep, Rope, Route, TailSum,
-    TopK, TopKOut,
+    IndexRows, KvWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope,
+    Route, TailSum, TopK, TopKOut,
 };
-use tallow_core::{Backend, DType, HostWeight, Memory, Result, Tensor, Trace, Weight, compose};
+use tallow_core::{Backend, DType, HostWeight, Memory, Result, Stack, Tensor, Trace, Weight, compose};
 
-use crate::device::Wgpu;
+use crate::device::{Run, Wgpu, runs};
 use crate::kernels::linear::Product;
+use crate::kernels::moe::Experts;
 use crate::weights::{self, LANES};
+
+/// Groups of rows of a packed weight, and words of a group.
+fn packed(weight: &HostWeight<'_>) -> (usize, usize) {
+    (weight.rows.div_ceil(LANES), weights::layout(weight.format).group_words(weight.cols))
+}
+
+impl Wgpu {
+    /// Packs a weight into its memory, [groups, words].
+    fn pack(&self, weight: &HostWeight<'_>, data: &Tensor<Wgpu>) -> Result<()> {
+        let HostWeight { format, rows, cols, bytes, release, .. } = *weight;
+        let (layout, words) = (weights::layout(format), data.cols());
+        let group_bytes = bytes.len() / rows.max(1) * LANES;
+        // A few MiB at a time, so that loading needs little host memory.
+        let at_once = ((4 << 20) / (4 * words).max(1)).clamp(1, data.rows().max(1));
+        let mut packed = vec![0; at_once * words];
+        for Run { block, at, rows: groups } in runs(data) {
+            for first in groups.clone().step_by(at_once) {
+                let count = at_once.min(groups.end - first);
+                for (group, out) in (first..first + count).zip(packed.chunks_exact_mut(words.max(1))) {
+                    let rows = &bytes[group * group_bytes..bytes.len().min((group + 1) * group_bytes)];
+                    layout.pack(format, cols, rows, out);
+                }
+                let to = (at + first - groups.start) * words * 4;
+                self.gpu.write(block, to as u64, bytemuck::cast_slice(&packed[..count * words]))?;
+                release(first * LANES..rows.min((first + count) * LANES));
+            }
+        }
+        Ok(())
+    }
+}
 
 impl Backend for Wgpu {
     fn label(&self) -> String {
@@ -141,29 +172,34 @@ impl Backend for Wgpu {
     }
 
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Wgpu>> {
-        let HostWeight { format, rows, cols, bytes, release, .. } = weight;
         compose::check_weight(&weight)?;
-        let (layout, groups) = (weights::layout(format), rows.div_ceil(LANES));
-        let words = layout.group_words(cols);
-        let buf = self.buf(groups, 4 * words, usize::MAX)?;
-        let group_bytes = bytes.len() / rows.max(1) * LANES;
-        // A few MiB at a time, so that loading needs little host memory.
-        let at_once = ((4 << 20) / (4 * words).max(1)).max(1);
-        let mut packed = vec![0; at_once * words];
-        for (i, block) in buf.blocks().iter().enumerate() {
-            let last = groups.min((i + 1) * buf.rows_each());
-            for first in (i * buf.rows_each()..last).step_by(at_once) {
-                let count = at_once.min(last - first);
-                for (group, out) in (first..first + count).zip(packed.chunks_exact_mut(words.max(1))) {
-                    let rows = &bytes[group * group_bytes..bytes.len().min((group + 1) * group_bytes)];
-                    layout.pack(format, cols, rows, out);
-                }
-                let at = (first - i * buf.rows_each()) * words * 4;
-                self.gpu.write(block, at as u64, bytemuck::cast_slice(&packed[..count * words]))?;
-                release(first * LANES..rows.min((first + count) * LANES));
-            }
+        let (groups, words) = packed(&weight);
+        let data = Tensor::whole(self.buf(groups, 4 * words, usize::MAX)?, DType::U32, groups, words);
+        self.pack(&weight, &data)?;
+        let HostWeight { format, rows, cols, .. } = weight;
+        Ok(Weight::Blocks { data, format, rows, cols })
+    }
+
+    fn prepare_stacked(&self, weight: HostWeight<'_>, stack: &mut Stack<Wgpu>) -> Result<Weight<Wgpu>> {
+        compose::check_weight(&weight)?;
+        let ((groups, words), HostWeight { format, rows, cols, .. }) = (packed(&weight), weight);
+        if stack.room.is_none() {
+            let buf = self.stack_buf(stack.count, groups, 4 * words)?;
+            stack.room = buf.map(|buf| {
+                let data = Tensor::whole(buf, DType::U32, stack.count * groups, words);
+                Weight::Blocks { data, format, rows, cols }
+            });
         }
-        let data = Tensor::whole(buf, DType::U32, groups, words);
+        let data = match &stack.room {
+            Some(Weight::Blocks { data, format: f, rows: r, cols: c })
+                if (*f, *r, *c) == (format, rows, cols) && stack.used < stack.count =>
+            {
+                data.row_range(stack.used * groups..(stack.used + 1) * groups)
+            }
+            _ => return self.prepare(weight),
+        };
+        stack.used += 1;
+        self.pack(&weight, &data)?;
         Ok(Weight::Blocks { data, format, rows, cols })
     }
 
@@ -182,6 +218,18 @@ impl Backend for Wgpu {
         let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
         let out = self.like(op.x.rows(), op.cols())?;
         self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &parts)?;
+        Ok(out)
+    }
+
+    fn linear_heads(&self, op: &LinearHeads<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        // Columns are copied by the workgroups of a head's first outputs.
+        let pieces = match op.outputs() {
+            0 => None,
+            _ => Wgpu::pieces(op.weights.iter(), op.copied.len())?,
+        };
+        let Some(pieces) = pieces else { return compose::linear_heads(self, op) };
+        let out = self.like(op.x.rows(), op.weights.len() * op.out_dim())?;
+        self.linear_heads_into(op, &pieces, &out)?;
         Ok(out)
     }
 
@@ -208,5 +256,12 @@ impl Backend for Wgpu {
         let hidden = self.like(x.rows(), op.down.weight.cols())?;
         self.multiply_glu(&Product { x, out: &hidden, then: Epilogue::NONE }, &parts, op.act)?;
         self.linear(&Linear { x: &hidden, weights: op.down, epilogue: op.epilogue })
+    }
+
+    fn moe(&self, op: &Moe<'_, Wgpu>) -> Result<Tensor<Wgpu>> {
+        let Some(experts) = Experts::new(op.experts)? else { return compose::moe(self, op) };
+        let out = self.like(op.x.rows(), op.x.cols())?;
+        self.moe_into(op, &experts, &out)?;
+        Ok(out)
     }
 }

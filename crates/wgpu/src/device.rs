@@ -97,6 +97,17 @@ impl Wgpu {
         Ok(Buf { blocks, rows: each, bytes })
     }
 
+    /// As [`buf`](Wgpu::buf), for `count` matrices of `rows` rows each, none of which is split among blocks; `None` if
+    /// one is larger than a block.
+    pub(crate) fn stack_buf(&self, count: usize, rows: usize, row_bytes: usize) -> Result<Option<Buf>> {
+        let matrix = rows.saturating_mul(row_bytes);
+        if matrix == 0 || matrix as u64 > self.gpu.most() {
+            return Ok(None);
+        }
+        let buf = self.buf(count, matrix, usize::MAX)?;
+        Ok(Some(Buf { rows: buf.rows * rows, ..buf }))
+    }
+
     /// An `f32` tensor for the result of an op.
     pub(crate) fn like(&self, rows: usize, cols: usize) -> Result<Tensor<Wgpu>> {
         self.alloc(DType::F32, rows, cols)
@@ -201,6 +212,25 @@ impl Memory for Wgpu {
         t.buf().blocks().iter().for_each(|block| self.gpu.clear(block));
         Ok(())
     }
+}
+
+/// Consecutive rows of a tensor in one block.
+pub(crate) struct Run<'a> {
+    pub block: &'a Block,
+    /// Row of the block at which they begin.
+    pub at: usize,
+    /// Which rows of the tensor.
+    pub rows: Range<usize>,
+}
+
+/// A view of whole rows, by the blocks that they lie in.
+pub(crate) fn runs(t: &Tensor<Wgpu>) -> impl Iterator<Item = Run<'_>> {
+    let (first, each) = (t.offset() / t.stride().max(1), t.buf().rows_each());
+    let end = first + t.rows();
+    t.buf().blocks().iter().enumerate().filter_map(move |(i, block)| {
+        let (start, end) = (first.max(i * each), end.min((i + 1).saturating_mul(each)));
+        (start < end).then(|| Run { block, at: start - i * each, rows: start - first..end - first })
+    })
 }
 
 /// The one block of a tensor. Only weights and KV caches, whose kernels support it, may have several.

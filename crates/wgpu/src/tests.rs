@@ -2,6 +2,7 @@
 //! translation of all kernels to MSL and SPIR-V, tensors larger than one binding, and errors.
 
 mod shaders;
+mod stacked;
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -50,12 +50,7 @@ impl DeviceInfo for CpuDevice {
     }
 
     fn traits(&self) -> Traits {
-        Traits {
-            accelerator: false,
-            compiles_kernels: false,
-            all_experts: false,
-            mla_by_head: false,
-        }
+        Traits { accelerator: false, compiles_kernels: false }
     }
 }
 

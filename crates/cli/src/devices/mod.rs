@@ -135,10 +135,6 @@ pub(crate) struct Traits {
     /// Compiles kernels on first use. A loaded model is then run once before the first request (warm-up), so that a
     /// driver that cannot compile them, or a device that cannot run them, fails while another can still be taken.
     pub compiles_kernels: bool,
-    /// Computes every expert of an MoE layer for every token.
-    pub all_experts: bool,
-    /// Computes the heads of MLA one by one.
-    pub mla_by_head: bool,
 }
 
 /// A device of one kind, not yet open.

@@ -95,12 +95,7 @@ impl DeviceInfo for Gpu {
     }
 
     fn traits(&self) -> Traits {
-        Traits {
-            accelerator: !self.0.about().is_software,
-            compiles_kernels: true,
-            all_experts: true,
-            mla_by_head: true,
-        }
+        Traits { accelerator: !self.0.about().is_software, compiles_kernels: true }
     }
 }
 

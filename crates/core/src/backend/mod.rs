@@ -9,7 +9,7 @@ use crate::ops::{
     Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route,
     TailSum, TopK, TopKOut,
 };
-use crate::{HostWeight, Memory, Result, Tensor, Trace, Weight};
+use crate::{HostWeight, Memory, Result, Stack, Tensor, Trace, Weight};
 
 /// A device: its [`Memory`] and its queue. The value belongs to one thread, the engine's; it has no global state.
 ///
@@ -86,6 +86,12 @@ pub trait Backend: Memory {
     /// Uploads a checkpoint's weight, packed as the device's kernels read it, or returns an error that says why not.
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Self>> {
         compose::prepare(self, weight)
+    }
+
+    /// As [`prepare`](Backend::prepare), for the next of several weights that one op reads together. By default each has
+    /// memory of its own.
+    fn prepare_stacked(&self, weight: HostWeight<'_>, _stack: &mut Stack<Self>) -> Result<Weight<Self>> {
+        self.prepare(weight)
     }
 
     /// Linear layer, whatever the weight's format.

@@ -1,14 +1,14 @@
 use super::oracle::{Normed, Product, activate, gated as held};
-use super::{Bench, Bounded, CoreResult, Host, Outcome, Random, ensure, text};
+use super::{Bench, Bounded, CoreResult, Host, Outcome, ensure, text};
 use crate::ops::{
     Activate, Epilogue, Ffn, Head, Linear, LinearHeads, LinearMany, Lora, Moe, Normalize, PermuteCols,
 };
 use crate::{
-    Activation, Backend, Expert, Format, LinearWeight, LinearWeights, Norm, NormKind, RoutingWeightOn,
+    Activation, Backend, Expert, Format, LinearWeight, LinearWeights, Norm, NormKind, RoutingWeightOn, Stack,
     Tensor, compose,
 };
 
-cases!(linear_many linear_heads ffn moe moe_alone head act_order trace);
+cases!(linear_many linear_heads ffn head act_order trace);
 
 /// A random RMSNorm: its weight on the host, and the norm on the device.
 pub(super) fn norm<B: Backend>(t: &Bench<'_, B>, width: usize) -> Result<(Host, Norm<B>), String> {
@@ -23,7 +23,7 @@ pub(super) fn normed(x: &Host, weight: &Host) -> Host {
     Host { data: (0..x.rows).flat_map(row).map(|y| y as f32).collect(), ..*x }
 }
 
-fn product(x: &Host, w: &Host) -> Bounded {
+pub(super) fn product(x: &Host, w: &Host) -> Bounded {
     Product { x, w, bias: None, scale: 1.0, softcap: None, residual: None }.get()
 }
 
@@ -32,7 +32,7 @@ fn values(b: &Bounded) -> Host {
 }
 
 /// Replaces bounds by those for chained ops, relative to the largest element.
-fn chained<B: Backend>(t: &Bench<'_, B>, b: Bounded) -> Bounded {
+pub(super) fn chained<B: Backend>(t: &Bench<'_, B>, b: Bounded) -> Bounded {
     let most = b.data.iter().fold(0f64, |m, (x, _)| m.max(x.abs()));
     Bounded { data: b.data.iter().map(|(x, _)| (*x, t.suite.chain * most + 1e-5)).collect(), ..b }
 }
@@ -73,42 +73,71 @@ const HEAD_COLUMNS: [(std::ops::Range<usize>, std::ops::Range<usize>); 3] =
     [(0..64, 64..70), (6..70, 0..0), (3..67, 67..70)];
 
 fn linear_heads<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    let (heads, outputs, head_dim) = (3, 37, 70);
-    for (format, rows) in
-        [(Format::Q8_0, 1), (Format::Q4_0, 5), (Format::F16, 3), (Format::BF16, 19), (Format::F32, 0)]
-    {
-        for (inputs, copied) in HEAD_COLUMNS {
-            let x = Host::random(1, rows, heads * head_dim);
-            let (mut weights, mut wants) = (Vec::new(), Vec::new());
-            for head in 0..heads {
-                let (weight, host) = t.weight(2 + head as u64, format, outputs, inputs.len())?;
-                weights.push(LinearWeights::new(weight, None));
-                let at = head * head_dim + inputs.start..head * head_dim + inputs.end;
-                let data = (0..rows).flat_map(|r| x.row(r)[at.clone()].to_vec()).collect();
-                let part = Host { data, rows, cols: inputs.len() };
-                wants.push(product(&t.rounded(format, &part), &host));
-            }
-            let want = Bounded::by_rows(rows, heads * (copied.len() + outputs), |r| {
-                let head = |h: usize| {
-                    let at = h * head_dim;
-                    let same =
-                        x.row(r)[at + copied.start..at + copied.end].iter().map(|x| (f64::from(*x), 0.0));
-                    same.chain(wants[h].data[r * outputs..][..outputs].iter().copied())
-                };
-                (0..heads).flat_map(head).collect()
-            });
-            let xs = t.strided(&x)?;
-            let op = || LinearHeads {
-                x: &xs,
-                head_dim,
-                inputs: inputs.clone(),
-                copied: copied.clone(),
-                weights: &weights,
-            };
-            let got = t.b.run(op()).map_err(text)?;
-            t.near((format, rows, inputs.start), &got, &want)?;
-            t.like_default((format, rows, "default"), &got, compose::linear_heads(t.b, &op()))?;
+    // Heads that lie side by side, and heads of which each has memory of its own.
+    for (format, rows, stacked) in [
+        (Format::Q8_0, 1, true),
+        (Format::Q4_0, 5, true),
+        (Format::Q8_0, 2, false),
+        (Format::F16, 3, true),
+        (Format::BF16, 19, true),
+        (Format::Q4_0, 70, false),
+        (Format::F32, 0, true),
+    ] {
+        for columns in HEAD_COLUMNS {
+            linear_heads_of(t, format, (rows, 37, 70), columns, stacked)?;
         }
+    }
+    // Columns that can be read four at a time, in every format.
+    let columns = |inputs: usize| (4..4 + inputs, 0..4);
+    t.suite.formats.iter().try_for_each(|format| {
+        let inputs = format.block_weights().max(64);
+        [1, 17]
+            .into_iter()
+            .try_for_each(|rows| linear_heads_of(t, *format, (rows, 33, inputs + 8), columns(inputs), true))
+    })
+}
+
+fn linear_heads_of<B: Backend>(
+    t: &Bench<'_, B>,
+    format: Format,
+    (rows, outputs, head_dim): (usize, usize, usize),
+    (inputs, copied): (std::ops::Range<usize>, std::ops::Range<usize>),
+    stacked: bool,
+) -> Outcome {
+    let heads = 3;
+    let x = Host::random(1, rows, heads * head_dim);
+    let (mut weights, mut wants, mut stack) = (Vec::new(), Vec::new(), Stack::new(heads));
+    for head in 0..heads {
+        let (seed, shape) = (2 + head as u64, (outputs, inputs.len()));
+        let (weight, host) = match stacked {
+            true => t.stacked_weight(seed, format, shape, &mut stack)?,
+            false => t.weight(seed, format, shape.0, shape.1)?,
+        };
+        weights.push(LinearWeights::new(weight, None));
+        let at = head * head_dim + inputs.start..head * head_dim + inputs.end;
+        let data = (0..rows).flat_map(|r| x.row(r)[at.clone()].to_vec()).collect();
+        let part = Host { data, rows, cols: inputs.len() };
+        wants.push(product(&t.rounded(format, &part), &host));
+    }
+    let want = Bounded::by_rows(rows, heads * (copied.len() + outputs), |r| {
+        let head = |h: usize| {
+            let at = h * head_dim;
+            let same = x.row(r)[at + copied.start..at + copied.end].iter().map(|x| (f64::from(*x), 0.0));
+            same.chain(wants[h].data[r * outputs..][..outputs].iter().copied())
+        };
+        (0..heads).flat_map(head).collect()
+    });
+    for xs in [t.strided(&x)?, t.up(&x)?] {
+        let op = || LinearHeads {
+            x: &xs,
+            head_dim,
+            inputs: inputs.clone(),
+            copied: copied.clone(),
+            weights: &weights,
+        };
+        let got = t.b.run(op()).map_err(text)?;
+        t.near((format, rows, inputs.start, stacked), &got, &want)?;
+        t.like_default((format, rows, "default"), &got, compose::linear_heads(t.b, &op()))?;
     }
     Ok(())
 }
@@ -166,139 +195,6 @@ fn ffn_of<B: Backend>(
     let got = t.b.run(op()).map_err(text)?;
     t.near((rows, formats, act), &got, &chained(t, want.get()))?;
     t.like_default((rows, formats, act, "default"), &got, compose::ffn(t.b, &op()))
-}
-
-/// Experts with weights of mixed formats, and the dequantized gate, up and down of each.
-struct Mixture<B: Backend> {
-    experts: Vec<Expert<B>>,
-    hosts: Vec<[Host; 3]>,
-}
-
-impl<B: Backend> Mixture<B> {
-    /// One whole chunk of 256 inputs, and part of another.
-    const DIM: usize = 288;
-    const WIDTH: usize = 64;
-
-    fn new(t: &Bench<'_, B>, count: usize, biased: bool) -> Result<Mixture<B>, String> {
-        let (mut experts, mut hosts) = (Vec::new(), Vec::new());
-        for e in 0..count as u64 {
-            let (gate, gate_host) = t.weight(10 * e, Format::Q8_0, Self::WIDTH, Self::DIM)?;
-            let (up, up_host) = t.weight(10 * e + 1, Format::F16, Self::WIDTH, Self::DIM)?;
-            let (down, down_host) = t.weight(10 * e + 2, Format::Q4_0, Self::DIM, Self::WIDTH)?;
-            let bias = |seed: u64, n: usize| {
-                let bias = biased.then(|| t.up(&Host::random(10 * e + seed, 1, n)));
-                bias.transpose()
-            };
-            experts.push(Expert {
-                up: vec![
-                    LinearWeights::new(gate, bias(3, Self::WIDTH)?),
-                    LinearWeights::new(up, bias(4, Self::WIDTH)?),
-                ],
-                down: LinearWeights::new(down, bias(5, Self::DIM)?),
-            });
-            hosts.push([gate_host, up_host, down_host]);
-        }
-        Ok(Mixture { experts, hosts })
-    }
-
-    /// The oracle's output of expert `e` for some rows, without biases.
-    fn expert(&self, t: &Bench<'_, B>, e: usize, x: &Host, act: Activation) -> Bounded {
-        let [gate, up, down] = &self.hosts[e];
-        let (g, u) = (product(&t.rounded(Format::Q8_0, x), gate), product(&t.rounded(Format::F16, x), up));
-        let activated =
-            g.data.iter().zip(&u.data).map(|((g, _), (u, _))| (activate(act, *g) * held(act, *u)) as f32);
-        let activated =
-            t.rounded(Format::Q4_0, &Host { data: activated.collect(), rows: x.rows, cols: Self::WIDTH });
-        product(&activated, down)
-    }
-}
-
-/// Random routing weights: none for the last expert, and none at all for row 0.
-fn weights(rows: usize, experts: usize) -> Host {
-    let mut rng = Random(5);
-    let mut weights = Host { data: vec![0.0; rows * experts], rows, cols: experts };
-    for r in 1..rows {
-        for _ in 0..3 {
-            weights.row_mut(r)[rng.below(experts - 1)] = rng.signed();
-        }
-    }
-    weights
-}
-
-fn moe<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    let dim = Mixture::<B>::DIM;
-    // With many rows some experts get more rows than any tile holds.
-    for (rows, count, act, scale, weight_on) in [
-        (1, 3, Activation::Silu, 1.0, RoutingWeightOn::Output),
-        (7, 5, Activation::GeluTanh, 0.5, RoutingWeightOn::Output),
-        (70, 4, Activation::Silu, 1.0, RoutingWeightOn::Output),
-        (0, 2, Activation::Silu, 1.0, RoutingWeightOn::Output),
-        (5, 3, Activation::Clamped, 1.0, RoutingWeightOn::Output),
-        (1, 3, Activation::Silu, 1.0, RoutingWeightOn::Input),
-        (21, 4, Activation::Silu, 0.5, RoutingWeightOn::Input),
-        (0, 2, Activation::Silu, 1.0, RoutingWeightOn::Input),
-    ] {
-        let (x, residual) = (Host::random(1, rows, dim), Host::random(2, rows, dim));
-        let mixture = Mixture::new(t, count, false)?;
-        let weights = weights(rows, count);
-        let by_result = weight_on == RoutingWeightOn::Output;
-        let input = |e: usize| {
-            let mut x = x.clone();
-            for r in (0..rows).filter(|_| !by_result) {
-                x.row_mut(r).iter_mut().for_each(|x| *x *= weights.row(r)[e]);
-            }
-            x
-        };
-        let each: Vec<Bounded> = (0..count).map(|e| mixture.expert(t, e, &input(e), act)).collect();
-        let want = Bounded::by_rows(rows, dim, |r| {
-            let sum = |c: usize| -> f64 {
-                let by = |e: usize| if by_result { f64::from(weights.row(r)[e]) } else { 1.0 };
-                let term = |e: usize| each[e].data[r * dim + c].0 * by(e);
-                (0..count).map(term).sum::<f64>() * f64::from(scale) + f64::from(residual.row(r)[c])
-            };
-            (0..dim).map(|c| (sum(c), 0.0)).collect()
-        });
-        let (xs, rs, ws) = (t.strided(&x)?, t.up(&residual)?, t.strided(&weights)?);
-        let epilogue = Epilogue { scale, ..Epilogue::add_to(&rs) };
-        let op = || Moe { x: &xs, routing_weights: &ws, weight_on, experts: &mixture.experts, act, epilogue };
-        let got = t.b.run(op()).map_err(text)?;
-        t.near((rows, count, act, weight_on), &got, &chained(t, want))?;
-        t.like_default((rows, count, act, "default"), &got, compose::moe(t.b, &op()))?;
-    }
-    let mixture = Mixture::new(t, 3, true)?;
-    let (x, weights) = (t.up(&Host::random(1, 9, Mixture::<B>::DIM))?, t.up(&weights(9, 3))?);
-    let op = |weight_on| Moe {
-        x: &x,
-        routing_weights: &weights,
-        weight_on,
-        experts: &mixture.experts,
-        act: Activation::Silu,
-        epilogue: Epilogue::NONE,
-    };
-    let got = t.b.run(op(RoutingWeightOn::Output)).map_err(text)?;
-    t.like_default("biases", &got, compose::moe(t.b, &op(RoutingWeightOn::Output)))?;
-    let refused = t.b.run(op(RoutingWeightOn::Input));
-    ensure(refused.is_err(), || format!("biases of experts that take weighted inputs gave {refused:?}"))
-}
-
-/// A row's result does not depend on how many other rows its experts process.
-fn moe_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    let rows = 140;
-    let (x, taken) = (Host::random(1, rows, Mixture::<B>::DIM), weights(rows, 4));
-    let mixture = Mixture::new(t, 4, false)?;
-    let (xs, ws) = (t.up(&x)?, t.up(&taken)?);
-    for weight_on in [RoutingWeightOn::Output, RoutingWeightOn::Input] {
-        let run = |rows: std::ops::Range<usize>| {
-            let (x, weights) = (xs.row_range(rows.clone()), ws.row_range(rows));
-            let (act, epilogue, experts) = (Activation::Silu, Epilogue::NONE, &mixture.experts);
-            t.b.run(Moe { x: &x, routing_weights: &weights, weight_on, experts, act, epilogue }).map_err(text)
-        };
-        let all = run(0..rows)?;
-        for part in [0..1, 1..2, 77..78, 3..8, 40..90, 100..140] {
-            t.same(&part, &run(part.clone())?, &all.row_range(part.clone()))?;
-        }
-    }
-    Ok(())
 }
 
 fn head<B: Backend>(t: &Bench<'_, B>) -> Outcome {
@@ -379,6 +275,7 @@ fn act_order<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         t.b.run(Moe {
             x,
             routing_weights: &weights,
+            top_k: 1,
             weight_on: RoutingWeightOn::Output,
             experts: std::slice::from_ref(e),
             act,

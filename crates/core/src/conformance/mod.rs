@@ -24,6 +24,7 @@ macro_rules! cases {
 mod adapters;
 mod attention;
 mod blocks;
+mod experts;
 mod memory;
 mod oracle;
 mod recurrent;
@@ -36,7 +37,7 @@ use std::sync::{Mutex, PoisonError};
 
 use tallow_quant::Format;
 
-use crate::{Arithmetic, Backend, Elem, HostWeight, Result as CoreResult, Tensor, Weight};
+use crate::{Arithmetic, Backend, Elem, HostWeight, Result as CoreResult, Stack, Tensor, Weight};
 
 /// Result of a case; `Err` describes the failure.
 pub type Outcome = Result<(), String>;
@@ -109,6 +110,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         attention::cases,
         recurrent::cases,
         blocks::cases,
+        experts::cases,
         adapters::cases,
     ];
     files.into_iter().flat_map(|cases| cases()).collect()
@@ -193,6 +195,27 @@ impl<'a, B: Backend> Bench<'a, B> {
         rows: usize,
         cols: usize,
     ) -> Result<(Weight<B>, Host), String> {
+        self.prepared(seed, format, (rows, cols), |weight| self.b.prepare(weight))
+    }
+
+    /// As [`weight`](Bench::weight), for the next weight of a stack.
+    fn stacked_weight(
+        &self,
+        seed: u64,
+        format: Format,
+        shape: (usize, usize),
+        stack: &mut Stack<B>,
+    ) -> Result<(Weight<B>, Host), String> {
+        self.prepared(seed, format, shape, |weight| self.b.prepare_stacked(weight, stack))
+    }
+
+    fn prepared(
+        &self,
+        seed: u64,
+        format: Format,
+        (rows, cols): (usize, usize),
+        prepare: impl FnOnce(HostWeight<'_>) -> CoreResult<Weight<B>>,
+    ) -> Result<(Weight<B>, Host), String> {
         let source = Host::random(seed, rows, cols);
         let width = HostWeight::row_bytes(format, cols).ok_or("the case has no whole blocks")?;
         let (mut bytes, mut data) = (vec![0; rows * width], vec![0.0; rows * cols]);
@@ -211,7 +234,7 @@ impl<'a, B: Backend> Bench<'a, B> {
             rows.for_each(|row| spent[row] += 1);
         };
         let weight = HostWeight { release: &count, ..HostWeight::new(format, rows, cols, &bytes) };
-        let weight = self.b.prepare(weight).map_err(text)?;
+        let weight = prepare(weight).map_err(text)?;
         let spent = spent.into_inner().unwrap_or_else(PoisonError::into_inner);
         ensure(spent.iter().all(|times| *times <= 1), || format!("rows of {weight:?} were spent twice"))?;
         Ok((weight, Host { data, rows, cols }))

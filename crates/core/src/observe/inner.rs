@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::{Observed, ObservedBuf};
 use crate::{
-    AttnSpec, Backend, Decay, LinearWeight, LinearWeights, Norm, QkNorm, RopeTable, Routing, StepPlan,
+    AttnSpec, Backend, Decay, LinearWeight, LinearWeights, Norm, QkNorm, RopeTable, Routing, Stack, StepPlan,
     Tensor, TensorId, Weight,
 };
 
@@ -89,6 +89,20 @@ impl<B: Backend> Inner for Weight<Observed<B>> {
                 Weight::Blocks { data: data.inner(), format: *format, rows: *rows, cols: *cols }
             }
         }
+    }
+}
+
+impl<B: Backend> Inner for Stack<Observed<B>> {
+    type On = Stack<B>;
+    fn inner(&self) -> Stack<B> {
+        Stack { count: self.count, used: self.used, room: self.room.inner() }
+    }
+}
+
+impl<B: Backend> Outer for Stack<B> {
+    type On = Stack<Observed<B>>;
+    fn outer(self) -> Stack<Observed<B>> {
+        Stack { count: self.count, used: self.used, room: self.room.map(|room| with_id(room, None)) }
     }
 }
 

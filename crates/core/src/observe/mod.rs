@@ -12,8 +12,8 @@ use crate::ops::{
     Route, TailSum, TopK, TopKOut,
 };
 use crate::{
-    Backend, DType, Expert, HostWeight, LayerKv, LinearWeights, Memory, Result, RoutingWeightOn, Tensor,
-    TensorId, Trace, Weight, compose,
+    Backend, DType, Expert, HostWeight, LayerKv, LinearWeights, Memory, Result, RoutingWeightOn, Stack,
+    Tensor, TensorId, Trace, Weight, compose,
 };
 use inner::{Inner, outer, tensor_id, with_id};
 
@@ -127,6 +127,14 @@ impl<B: Backend> Backend for Observed<B> {
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Self>> {
         let id = weight.tensor.map(|id| Rc::new(id.clone()));
         self.inner.prepare(weight).map(|weight| with_id(weight, id))
+    }
+
+    fn prepare_stacked(&self, weight: HostWeight<'_>, stack: &mut Stack<Self>) -> Result<Weight<Self>> {
+        let id = weight.tensor.map(|id| Rc::new(id.clone()));
+        let mut inner = stack.inner();
+        let weight = self.inner.prepare_stacked(weight, &mut inner).map(|weight| with_id(weight, id));
+        *stack = outer(inner);
+        weight
     }
 
     // ---- linear layers -----------------------------------------------------------------------------------------

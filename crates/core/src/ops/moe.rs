@@ -10,6 +10,8 @@ pub struct Moe<'a, B: Memory> {
     pub x: &'a Tensor<B>,
     /// [rows, experts]: routing weights. An expert with weight 0 for a row need not be computed for it.
     pub routing_weights: &'a Tensor<B>,
+    /// Most weights of a row that are not zero.
+    pub top_k: usize,
     /// Whether the routing weight multiplies an expert's input or output. Experts weighted on their input have no biases.
     pub weight_on: RoutingWeightOn,
     /// The experts, all of the same shape.
@@ -30,6 +32,8 @@ impl<B: Memory> Op for Moe<'_, B> {
         c.f32("x", self.x)?;
         c.f32("routing_weights", self.routing_weights)?;
         c.shape("routing_weights", self.routing_weights, self.x.rows(), self.experts.len())?;
+        let experts = self.experts.len();
+        c.that(self.top_k <= experts, "top_k", format_args!("at most {experts}"), self.top_k)?;
         let dim = self.x.cols();
         let width = self.experts.first().map_or(0, |e| e.down.weight.cols());
         for Expert { up, down } in self.experts {

@@ -88,6 +88,7 @@ impl<B: Backend> MoeBlock<B> {
         let y = b.run(Moe {
             x,
             routing_weights: &routing_weights,
+            top_k: self.routing.top_k,
             weight_on: *weight_on,
             experts,
             act: *act,

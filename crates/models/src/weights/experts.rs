@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::tensor_names::{Index, Indices, Joint, Slot, named};
 use tallow_checkpoint::{Kind, Stored};
-use tallow_core::{Backend, Expert, LinearWeights, Norm, Weight};
+use tallow_core::{Backend, Expert, LinearWeights, Norm, Stack, Tensor, Weight};
 use tallow_quant::{Format, MXFP4};
 
 use super::transpose::{Transpose, plain};
@@ -112,9 +112,19 @@ impl<'a, B: Backend> Weights<'a, B> {
     ) -> Result<Vec<LinearWeights<B>>> {
         let name = self.pattern(slot)?;
         if name.has(Index::Expert) {
+            let name = |expert| name.fill(Indices { layer, expert, ..Indices::default() });
+            // In a stack of several formats, or of tensors that are missing, room would be left.
+            let stored = |expert| {
+                let name = named(&name(expert));
+                let (name, stored) = self.find(&name)?;
+                Some((self.source.format(name, stored), &stored.shape))
+            };
+            let first = stored(0);
+            let alike = first.is_some() && (1..count).all(|expert| stored(expert) == first);
+            let mut stack = alike.then(|| Stack::new(count));
             let each = |expert: usize| {
-                let name = name.fill(Indices { layer, expert, ..Indices::default() });
-                let layer = self.unbiased_linear(&named(&name), rows, cols)?;
+                let name = name(expert);
+                let layer = self.stacked_linear(&named(&name), rows, cols, stack.as_mut())?;
                 Ok(LinearWeights { bias: self.bias(name.as_str(), rows, bias)?, ..layer })
             };
             return (0..count).map(each).collect();
@@ -126,11 +136,9 @@ impl<'a, B: Backend> Weights<'a, B> {
             self.stacked_weights(&name, stored, count, rows)?
         };
         let biases = self.expert_biases(&format!("{name}.bias"), count, rows, bias)?;
-        let linear = |(e, weight): (usize, Weight<B>)| {
-            let bias = biases.get(e * rows..(e + 1) * rows).map(|bias| self.b.upload_row(bias));
-            Ok(LinearWeights::new(weight, bias.transpose()?))
-        };
-        weights.into_iter().enumerate().map(linear).collect()
+        let biases = self.rows_of_biases(&biases, count)?;
+        let linear = |(e, weight)| LinearWeights::new(weight, biases.get(e).cloned());
+        Ok(weights.into_iter().enumerate().map(linear).collect())
     }
 
     /// One linear layer per expert, stacked in one tensor `shape`: [count, rows, cols].
@@ -148,6 +156,16 @@ impl<'a, B: Backend> Weights<'a, B> {
         let stored = self.stored(name, &shape)?;
         let weights = self.stacked_weights(name, stored, count, rows)?;
         Ok(alone(weights.into_iter().map(|weight| LinearWeights::new(weight, None)).collect()))
+    }
+
+    /// The rows of `count` experts' biases, if they have any: views of one tensor, as a device with all experts in one
+    /// piece of memory wants them.
+    fn rows_of_biases(&self, biases: &[f32], count: usize) -> Result<Vec<Tensor<B>>> {
+        if biases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let all = self.b.upload(biases, count, biases.len() / count)?;
+        Ok((0..count).map(|e| all.row_range(e..e + 1)).collect())
     }
 
     /// Biases of all experts, concatenated; empty if they have none.
@@ -175,17 +193,20 @@ impl<'a, B: Backend> Weights<'a, B> {
             Some(_) => self.joint_blocks(&name, count, (outputs, cols), parts)?,
             None => self.joint_transposed(&name, count, (outputs, cols), parts)?,
         };
-        let biases = self.expert_biases(&format!("{name}_bias"), count, outputs, bias)?;
-        let linear = |e: usize, part: &Part, weight: Weight<B>| {
-            let of = biases.get(e * outputs..(e + 1) * outputs);
-            let of = of.map(|all| all.iter().copied().skip(part.first).step_by(part.step).take(part.rows));
-            let bias = of.map(|bias| self.b.upload_row(&bias.collect::<Vec<f32>>()));
-            Ok(LinearWeights::new(weight, bias.transpose()?))
+        let all = self.expert_biases(&format!("{name}_bias"), count, outputs, bias)?;
+        let biases = |part: &Part| {
+            let each = all.chunks_exact(outputs.max(1));
+            let of_part = |of: &[f32]| {
+                of.iter().copied().skip(part.first).step_by(part.step).take(part.rows).collect::<Vec<_>>()
+            };
+            self.rows_of_biases(&each.flat_map(of_part).collect::<Vec<_>>(), count)
         };
+        let biases: Vec<_> = parts.iter().map(biases).collect::<Result<_>>()?;
         let expert = |(e, weights): (usize, Vec<Weight<B>>)| {
-            weights.into_iter().zip(parts).map(|(weight, part)| linear(e, part, weight)).collect()
+            let linear = |(weight, of): (_, &Vec<Tensor<B>>)| LinearWeights::new(weight, of.get(e).cloned());
+            weights.into_iter().zip(&biases).map(linear).collect()
         };
-        weights.into_iter().enumerate().map(expert).collect()
+        Ok(weights.into_iter().enumerate().map(expert).collect())
     }
 
     /// The matrices of an unquantized tensor stored transposed: [count, cols, outputs].
@@ -199,14 +220,13 @@ impl<'a, B: Backend> Weights<'a, B> {
         let (stored, format) = self.stored(name, &[count, cols, outputs])?;
         plain(stored, name, format)?;
         let size = stored.bytes().len() / count.max(1);
-        let part = |e: usize, &Part { rows, first, step }: &Part| {
+        let part = |e: usize, &Part { rows, first, step }: &Part, stack: &mut Stack<B>| {
             let transpose = Transpose { rows, cols, source_cols: outputs, first, step };
-            let from = &stored.bytes()[e * size..(e + 1) * size];
-            self.permuted_part((stored, name), &self.id(name, (e, count), cols), format, rows, |to| {
-                transpose.bytes(from, to)
-            })
+            let (id, from) = (self.id(name, (e, count), cols), &stored.bytes()[e * size..(e + 1) * size]);
+            let arrange = |to: &mut [u8]| transpose.bytes(from, to);
+            self.permuted_part((stored, name), &id, (format, rows), Some(stack), arrange)
         };
-        let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
+        let weights = each_part(count, parts, part);
         StreamCheck::new(stored, format, count * cols).finish(name)?;
         self.loaded(name, stored)?;
         weights
@@ -228,12 +248,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         let codes = self.bytes_of(&blocks, &of_codes)?;
         let exponents = self.bytes_of(&format!("{name}_scales"), &of_exponents)?;
         let pair = Pair { codes, exponents };
-        let part = |e: usize, part: &Part| {
+        let part = |e: usize, part: &Part, stack: &mut Stack<B>| {
             let rows = (0..part.rows).map(|row| e * outputs + part.first + row * part.step);
-            let id = self.id(&blocks, (e, count), cols);
-            self.permuted_part((codes, name), &id, Format::MXFP4, part.rows, |to| pair.rows(rows, to))
+            let (id, arrange) = (self.id(&blocks, (e, count), cols), |to: &mut [u8]| pair.rows(rows, to));
+            self.permuted_part((codes, name), &id, (Format::MXFP4, part.rows), Some(stack), arrange)
         };
-        let weights = (0..count).map(|e| parts.iter().map(|p| part(e, p)).collect()).collect();
+        let weights = each_part(count, parts, part);
         self.loaded(name, codes)?;
         self.loaded(name, exponents)?;
         weights
@@ -244,6 +264,18 @@ impl<'a, B: Backend> Weights<'a, B> {
         let stored = self.shaped(name, shape)?;
         bytes_alone(stored, name).map(|()| stored)
     }
+}
+
+/// The weights of each expert, made one after another; those of a part make up a stack.
+fn each_part<B: Backend>(
+    count: usize,
+    parts: &[Part],
+    make: impl Fn(usize, &Part, &mut Stack<B>) -> Result<Weight<B>>,
+) -> Result<Vec<Vec<Weight<B>>>> {
+    let mut stacks: Vec<_> = parts.iter().map(|_| Stack::new(count)).collect();
+    (0..count)
+        .map(|e| parts.iter().zip(&mut stacks).map(|(part, stack)| make(e, part, stack)).collect())
+        .collect()
 }
 
 fn alone<T>(all: Vec<T>) -> Vec<Vec<T>> {

@@ -1,7 +1,7 @@
 //! MLA: the K and V up-projections of each head.
 
 use tallow_checkpoint::tensor_names::Slot;
-use tallow_core::{Backend, HostWeight, LinearWeights};
+use tallow_core::{Backend, HostWeight, LinearWeights, Stack};
 
 use super::transpose::{Transpose, plain};
 use super::{StreamCheck, Weights, not_taken};
@@ -41,6 +41,7 @@ impl<B: Backend> Weights<'_, B> {
         let (stored, format) = self.stored(name, &[heads * (keys + v_dim), kv_lora_rank])?;
         plain(stored, name, format)?;
         let row = stored.bytes().len() / (heads * (keys + v_dim)).max(1);
+        let (mut of_keys, mut of_values) = (Stack::new(heads), Stack::new(heads));
         let head = |h: usize| {
             let first = h * (keys + v_dim);
             let rows = |from: usize, count: usize| &stored.bytes()[from * row..(from + count) * row];
@@ -48,11 +49,12 @@ impl<B: Backend> Weights<'_, B> {
                 Transpose { rows: kv_lora_rank, cols: keys, source_cols: kv_lora_rank, first: 0, step: 1 };
             let arrange = |to: &mut [u8]| transpose.bytes(rows(first, keys), to);
             let id = self.id(name, (h, 2 * heads), keys);
-            let k = self.permuted_part((stored, name), &id, format, kv_lora_rank, arrange)?;
+            let stack = Some(&mut of_keys);
+            let k = self.permuted_part((stored, name), &id, (format, kv_lora_rank), stack, arrange)?;
             let id = self.id(name, (heads + h, 2 * heads), kv_lora_rank);
             let v = HostWeight::new(format, v_dim, kv_lora_rank, rows(first + keys, v_dim));
             let v = HostWeight { tensor: Some(&id), ..v };
-            let v = self.give(name, v).map_err(|e| not_taken(stored, name, e))?;
+            let v = self.give(name, v, Some(&mut of_values)).map_err(|e| not_taken(stored, name, e))?;
             Ok((LinearWeights::new(k, None), LinearWeights::new(v, None)))
         };
         let all: Result<Vec<_>> = (0..heads).map(head).collect();

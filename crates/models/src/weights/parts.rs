@@ -88,7 +88,7 @@ impl<'a, B: Backend> Weights<'a, B> {
                 at += run.len();
             }
             let weight = HostWeight { tensor: Some(&id), ..HostWeight::new(format, rows, cols, &bytes) };
-            self.give(name, weight).map_err(|e| not_taken(stored, name, e))
+            self.give(name, weight, None).map_err(|e| not_taken(stored, name, e))
         };
         parts.iter().map(part).collect()
     }

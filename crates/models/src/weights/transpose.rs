@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::Stored;
 use tallow_checkpoint::tensor_names::Slot;
-use tallow_core::{Backend, HostWeight, LinearWeights, TensorId, Weight};
+use tallow_core::{Backend, HostWeight, LinearWeights, Stack, TensorId, Weight};
 use tallow_quant::Format;
 
 use super::{StreamCheck, Weights, not_taken, room};
@@ -29,27 +29,28 @@ impl<B: Backend> Weights<'_, B> {
     ) -> Result<Weight<B>> {
         let (stored, format) = self.stored(name, stored_as)?;
         let id = self.id(name, (0, 1), shape.1);
-        let weight =
-            self.permuted_part((stored, name), &id, format, shape.0, |to| arrange(stored.bytes(), to));
+        let arrange = |to: &mut [u8]| arrange(stored.bytes(), to);
+        let weight = self.permuted_part((stored, name), &id, (format, shape.0), None, arrange);
         StreamCheck::new(stored, format, stored_as[0]).finish(name)?;
         self.loaded(name, stored)?;
         weight
     }
 
-    /// Weight `id` of a tensor that has another order; `arrange` writes its bytes: [rows, id.cols]
+    /// Weight `id` of a tensor that has another order, perhaps the next of a stack; `arrange` writes its bytes:
+    /// [rows, id.cols]
     pub(super) fn permuted_part(
         &self,
         (stored, name): (&Stored, &str),
         id: &TensorId,
-        format: Format,
-        rows: usize,
+        (format, rows): (Format, usize),
+        stack: Option<&mut Stack<B>>,
         arrange: impl FnOnce(&mut [u8]),
     ) -> Result<Weight<B>> {
         let len = format.row_bytes(id.cols).and_then(|n| n.checked_mul(rows)).unwrap_or(usize::MAX);
         let mut bytes = room(len)?;
         arrange(&mut bytes);
         let weight = HostWeight { tensor: Some(id), ..HostWeight::new(format, rows, id.cols, &bytes) };
-        self.give(name, weight).map_err(|e| not_taken(stored, name, e))
+        self.give(name, weight, stack).map_err(|e| not_taken(stored, name, e))
     }
 
     /// A weight stored transposed, as [cols, rows]: [rows, cols]

@@ -172,8 +172,11 @@ fn launch_table_of_a_gpu() {
 fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let behind = 2 * usize::from(layer.order == Order::Sandwich);
     let bent = usize::from(!layer.ffn.expert().gated);
-    // The GPU runs experts one by one.
-    let of_experts = |experts: ExpertsSpec| 4 * experts.count + 5 * usize::from(experts.shared.is_some());
+    // In place of two dispatches, the router's two, four for all experts, and a norm and a scale of its own.
+    let of_experts = |experts: ExpertsSpec| {
+        let own = usize::from(experts.router_norm) + usize::from(experts.expert_scale);
+        4 + own + 5 * usize::from(experts.shared.is_some())
+    };
     let experts = layer.ffn.moe().map_or(0, |moe| of_experts(moe.experts));
     // Per-layer embedding, layer scale.
     let more = 4 * usize::from(model.spec.per_layer_dim.is_some()) + usize::from(layer.layer_scale);
@@ -183,8 +186,9 @@ fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
             9 + 2 * usize::from(*v_norm) + 2 * usize::from(*gated) + usize::from(second_rope.is_some())
         }
         Mixer::SharedKv(_) => 9,
-        // Per head, the parts of queries and of values are separate products.
-        Mixer::Mla(mla) => 9 + 5 * mla.q_heads + 8,
+        // An up-projection of queries and its norm, K and V of the heads, the latent row's norm and its place behind the
+        // rotated part, and the rotation of queries and keys.
+        Mixer::Mla(mla) => 9 + 6 + 2 * usize::from(mla.q_lora_rank.is_some()),
         // Norm, four projections fused in two, causal convolution in two, QK norm, the recurrence, gated norm, output.
         Mixer::GatedDelta(_) => 14,
     };

@@ -10,7 +10,7 @@ use tallow_core::ops::{Epilogue, Ffn};
 use tallow_core::{Activation, LinearWeights, Result, Tensor, Weight};
 
 use super::operand;
-use crate::device::{Wgpu, block};
+use crate::device::{Run, Wgpu, block, runs};
 use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Arg, Block, Kernel, Launch};
 use crate::weights::{LANES, PARTS, SEGMENT, Stored, layout};
@@ -36,6 +36,9 @@ pub(crate) struct Part<'a> {
     pub bias_at: usize,
     /// Column of the result of the first output.
     pub column: usize,
+    /// From one matrix of a stack to the next: groups of rows, and elements of the bias.
+    pub each: usize,
+    pub bias_each: usize,
 }
 
 const WEIGHTS: [&str; PARTS] = ["w0", "w1", "w2"];
@@ -44,10 +47,10 @@ const BIASES: [&str; PARTS] = ["bias0", "bias1", "bias2"];
 const HAS_BIAS: [&str; PARTS] = ["BIAS_0", "BIAS_1", "BIAS_2"];
 
 /// Uniform parameters of each part.
-const NAMES: [[&str; 6]; PARTS] = [
-    ["rows_0", "step_0", "base_0", "column_0", "bias_at_0", "first_tile_0"],
-    ["rows_1", "step_1", "base_1", "column_1", "bias_at_1", "first_tile_1"],
-    ["rows_2", "step_2", "base_2", "column_2", "bias_at_2", "first_tile_2"],
+const NAMES: [[&str; 8]; PARTS] = [
+    ["rows_0", "step_0", "base_0", "each_0", "column_0", "bias_at_0", "bias_each_0", "first_tile_0"],
+    ["rows_1", "step_1", "base_1", "each_1", "column_1", "bias_at_1", "bias_each_1", "first_tile_1"],
+    ["rows_2", "step_2", "base_2", "each_2", "column_2", "bias_at_2", "bias_each_2", "first_tile_2"],
 ];
 
 /// Input, output and epilogue of a product.
@@ -76,21 +79,27 @@ impl Wgpu {
                 bias,
                 bias_at: 0,
                 column,
+                each: 0,
+                bias_each: 0,
             }],
             Weight::Blocks { data, format, .. } => {
-                let each = data.buf().rows_each() * LANES;
-                let part = |(i, block)| Part {
-                    stored: Stored::Packed(*format),
-                    block,
-                    base: 0,
-                    step: layout(*format).units(cols),
-                    rows: rows.saturating_sub(i * each).min(each),
-                    cols,
-                    bias,
-                    bias_at: i * each,
-                    column: column + i * each,
+                let part = |Run { block, at, rows: groups }: Run<'a>| {
+                    let first = groups.start * LANES;
+                    Part {
+                        stored: Stored::Packed(*format),
+                        block,
+                        base: at,
+                        step: layout(*format).units(cols),
+                        rows: rows.min(groups.end * LANES) - first,
+                        cols,
+                        bias,
+                        bias_at: first,
+                        column: column + first,
+                        each: 0,
+                        bias_each: 0,
+                    }
                 };
-                data.buf().blocks().iter().enumerate().map(part).collect()
+                runs(data).map(part).collect()
             }
         })
     }
@@ -109,20 +118,24 @@ impl Wgpu {
 
     /// Gate and up as two parts with the same outputs, where one gated kernel can compute both.
     pub(crate) fn gated<'a>(op: &Ffn<'a, Wgpu>) -> Result<Option<[Part<'a>; 2]>> {
-        let width = op.down.weight.cols();
         if !op.is_gated() || !Wgpu::is_few(op.x.rows()) || op.down.weight.in_order().is_none() {
             return Ok(None);
         }
-        let Some(parts) = Wgpu::side_by_side(op.up)? else { return Ok(None) };
-        Ok(match &parts[..] {
+        let parts = Wgpu::side_by_side(op.up)?;
+        Ok(parts.and_then(|parts| Wgpu::gate_and_up(&parts, op.down.weight.cols())))
+    }
+
+    /// Gate and up, `width` outputs each, among the parts of the layers before a gated activation.
+    pub(super) fn gate_and_up<'a>(parts: &[Part<'a>], width: usize) -> Option<[Part<'a>; 2]> {
+        match parts {
             [gate, up] if gate.rows == width && up.rows == width => Some([*gate, *up]),
             // Gate and up fused in one weight: up must begin at a whole group of rows.
             [both] if matches!(both.stored, Stored::Packed(_)) && width.is_multiple_of(LANES) => {
                 let gate = Part { rows: width, ..*both };
-                Some([gate, Part { base: both.base + width / LANES, bias_at: width, ..gate }])
+                Some([gate, Part { base: both.base + width / LANES, bias_at: both.bias_at + width, ..gate }])
             }
             _ => None,
-        })
+        }
     }
 
     /// Multiplies with all parts, `PARTS` per launch.
@@ -132,18 +145,10 @@ impl Wgpu {
 
     fn multiply_some(&self, product: &Product<'_>, parts: &[Part<'_>]) -> Result<()> {
         let rows = product.x.rows();
-        let few = rows <= FEW;
-        // Rows of x per workgroup, about as many as there are.
-        let width = if few { rows.next_power_of_two() } else { rows.next_power_of_two().clamp(16, 64) };
-        let tile = if few { LANES } else { TILE };
-        let kernel = match few {
-            true => Kernel::new("gemv").with("ROWS", width),
-            false => Kernel::new("gemm").with("ROWS_EACH", width / 16),
-        };
+        let Tiling { kernel, rows: width, outputs } = Tiling::new(Wgpu::is_few(rows), rows);
         let kernel = kernel.with("RESIDUAL", product.then.residual.is_some());
-        let tiles: usize = parts.iter().map(|p| p.rows.div_ceil(tile)).sum();
-        let grid = [tiles as u32, rows.div_ceil(width) as u32, 1];
-        self.gpu.launch(&self.product(product, parts, tile, kernel, grid)?)
+        let grid = [tiles(parts, outputs), rows.div_ceil(width) as u32, 1];
+        self.gpu.launch(&self.product(product, parts, (kernel, outputs, grid), Matrices::One)?)
     }
 
     /// GEMV of gate and up with the gated activation, `act(gate) * up`, for few rows. Both parts have the same outputs.
@@ -156,7 +161,7 @@ impl Wgpu {
         let rows = product.x.rows().next_power_of_two();
         let kernel = Kernel::new("gemv_glu").with("ROWS", rows).with("ACT", act as usize);
         let grid = [parts[0].rows.div_ceil(LANES) as u32, 1, 1];
-        self.gpu.launch(&self.product(product, parts, LANES, kernel, grid)?)
+        self.gpu.launch(&self.product(product, parts, (kernel, LANES, grid), Matrices::One)?)
     }
 
     /// Whether there are few enough rows for [`multiply_glu`](Wgpu::multiply_glu).
@@ -164,14 +169,13 @@ impl Wgpu {
         rows <= FEW
     }
 
-    /// A launch with the defines, operands and parameters common to all these kernels.
-    fn product<'a>(
+    /// A launch of a kernel, by its tile's outputs, with the defines, operands and parameters common to all these kernels.
+    pub(super) fn product<'a>(
         &self,
         product: &Product<'a>,
         parts: &[Part<'a>],
-        tile: usize,
-        kernel: Kernel,
-        grid: [u32; 3],
+        (kernel, tile, grid): (Kernel, usize, [u32; 3]),
+        matrices: Matrices,
     ) -> Result<Launch<'a>> {
         let (x, cols) = (product.x, product.x.cols());
         let mut params = vec![
@@ -181,9 +185,10 @@ impl Wgpu {
             F("scale", product.then.scale),
             F("cap", product.then.softcap.unwrap_or(0.0)),
         ];
-        let mut kernel = kernel.with("PARTS", parts.len()).with("ALIGNED", aligned(x));
+        let aligned = aligned(x, matrices);
+        let mut kernel = matrices.define(kernel).with("PARTS", parts.len()).with("ALIGNED", aligned);
         let mut args = vec![operand("x", Access::Read, x, &mut params)?];
-        if aligned(x) {
+        if aligned {
             args[0].of = "vec4<f32>";
         }
         args.push(operand("out", Access::Write, product.out, &mut params)?);
@@ -194,7 +199,8 @@ impl Wgpu {
         for (i, part) in parts.iter().enumerate() {
             kernel = part.stored.define(i, kernel).with(HAS_BIAS[i], part.bias.is_some());
             let bias_at = part.bias.map_or(0, |b| b.offset() + part.bias_at);
-            let numbers = [part.rows, part.step, part.base, part.column, bias_at, first_tile];
+            let Part { rows, step, base, each, column, bias_each, .. } = *part;
+            let numbers = [rows, step, base, each, column, bias_at, bias_each, first_tile];
             first_tile += part.rows.div_ceil(tile);
             params.extend(NAMES[i].iter().zip(numbers).map(|(name, n)| U(name, n as u32)));
             args.push(Arg { name: WEIGHTS[i], of: "u32", access: Access::Read, block: part.block });
@@ -209,7 +215,60 @@ impl Wgpu {
     }
 }
 
+/// Which matrix a workgroup multiplies with: see `shaders/matrices.wgsl`.
+#[derive(Clone, Copy)]
+pub(super) enum Matrices {
+    One,
+    /// The head's, whose columns of x are so many.
+    Heads(usize),
+    /// The expert's; whether the routing weight multiplies x.
+    Experts {
+        weighted: bool,
+    },
+}
+
+impl Matrices {
+    fn define(self, kernel: Kernel) -> Kernel {
+        let (name, weighted) = match self {
+            Matrices::One => ("one", false),
+            Matrices::Heads(_) => ("heads", false),
+            Matrices::Experts { weighted } => ("experts", weighted),
+        };
+        kernel.with("MATRICES", name).with("WEIGHTED", weighted)
+    }
+}
+
+/// How a product is divided among workgroups.
+pub(super) struct Tiling {
+    /// GEMV or GEMM.
+    pub kernel: Kernel,
+    /// Rows of x and outputs of a workgroup.
+    pub rows: usize,
+    pub outputs: usize,
+}
+
+impl Tiling {
+    /// For about `rows` rows, by the kernel for few rows or the one for many.
+    pub(super) fn new(few: bool, rows: usize) -> Tiling {
+        let rows = rows.next_power_of_two();
+        if few {
+            return Tiling { kernel: Kernel::new("gemv").with("ROWS", rows), rows, outputs: LANES };
+        }
+        let rows = rows.clamp(16, 64);
+        Tiling { kernel: Kernel::new("gemm").with("ROWS_EACH", rows / 16), rows, outputs: TILE }
+    }
+}
+
+/// Tiles of all parts.
+pub(super) fn tiles(parts: &[Part<'_>], tile: usize) -> u32 {
+    parts.iter().map(|part| part.rows.div_ceil(tile) as u32).sum()
+}
+
 /// Whether `x` can be read as `vec4`.
-fn aligned(x: &Tensor<Wgpu>) -> bool {
-    x.offset().is_multiple_of(4) && x.stride().is_multiple_of(4) && x.cols().is_multiple_of(SEGMENT)
+fn aligned(x: &Tensor<Wgpu>, matrices: Matrices) -> bool {
+    let heads = match matrices {
+        Matrices::Heads(columns) => columns.is_multiple_of(4),
+        Matrices::One | Matrices::Experts { .. } => true,
+    };
+    heads && x.offset().is_multiple_of(4) && x.stride().is_multiple_of(4) && x.cols().is_multiple_of(SEGMENT)
 }

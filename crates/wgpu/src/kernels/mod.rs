@@ -4,9 +4,11 @@ pub(crate) mod attend;
 pub(crate) mod cache;
 pub(crate) mod dequant;
 pub(crate) mod linear;
+pub(crate) mod moe;
 pub(crate) mod qkv_prep;
 pub(crate) mod recurrent;
 pub(crate) mod rowwise;
+pub(crate) mod stacked;
 
 use tallow_core::{DType, Result, Tensor};
 

@@ -10,10 +10,29 @@ override ROWS: u32 = 16u * ROWS_EACH;
 var<workgroup> ws: array<vec4<f32>, 512>;
 var<workgroup> xs: array<vec4<f32>, 8u * ROWS>;
 
+// Row `i` of the product among those of the workgroup.
+fn row_of(wg: vec3<u32>, i: u32) -> u32 {
+#if MATRICES == experts
+  // Past the expert's last row comes one that is not stored.
+  let at = wg.y * ROWS + i;
+  let expert = p.first + wg.z;
+  if (at >= plan[p.counts_at + expert]) { return 0xffffffffu; }
+  return plan[p.lists_at + expert * p.list_len + at];
+#else
+  return wg.y * ROWS + i;
+#endif
+}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
   let t = tile_of(wg.x);
-  let row = wg.y * ROWS;
+#if MATRICES == heads
+  matrix = wg.z;
+  if (t.tile == 0u) { copy_columns(wg.y * ROWS, ROWS, id); }
+#elif MATRICES == experts
+  matrix = wg.z;
+  if (wg.y * ROWS >= plan[p.counts_at + p.first + wg.z]) { return; }
+#endif
   let r = id % 16u;
   let c = id / 16u;
   let group = 2u * t.tile + (id % 64u) / 32u;
@@ -31,7 +50,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
     ws[128u * eighth + id % 64u] = w.a;
     ws[128u * eighth + 64u + id % 64u] = w.b;
     for (var i = id; i < 8u * ROWS; i += 256u) {
-      xs[(i % 8u) * ROWS + i / 8u] = x4(row + i / 8u, 32u * segment + 4u * (i % 8u));
+      xs[(i % 8u) * ROWS + i / 8u] = x4(row_of(wg, i / 8u), 32u * segment + 4u * (i % 8u));
     }
     workgroupBarrier();
     for (var k4 = 0u; k4 < 8u; k4++) {
@@ -61,7 +80,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   }
 #for I in 0..4
 #for J in 0..ROWS_EACH
-  store(t.part, 64u * t.tile + r + 16u * #{I}u, row + c + 16u * #{J}u, total_#{I}_#{J});
+  store(t.part, 64u * t.tile + r + 16u * #{I}u, row_of(wg, c + 16u * #{J}u), total_#{I}_#{J});
 #endfor
 #endfor
 }

@@ -11,6 +11,14 @@ var<workgroup> sums: array<f32, 256u * ROWS>;
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
   let t = tile_of(wg.x);
   let row = wg.y * ROWS;
+#if MATRICES == heads
+  matrix = wg.z;
+  if (t.tile == 0u) { copy_columns(row, ROWS, id); }
+#elif MATRICES == experts
+  let expert = plan[row];
+  if (expert - p.first >= p.count) { return; }
+  matrix = expert - p.first;
+#endif
   let strand = strand_of(id);
 #for I in 0..ROWS
   var acc_#{I} = vec4<f32>(0.0);

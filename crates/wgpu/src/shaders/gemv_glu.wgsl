@@ -3,7 +3,7 @@
 #include "strands.wgsl"
 #include "activations.wgsl"
 
-// Rows of x.
+// Rows of x per workgroup.
 override ROWS: u32;
 // Sums of gate, then of up.
 override UP: u32 = 256u * ROWS;
@@ -12,19 +12,25 @@ var<workgroup> sums: array<f32, 2u * UP>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) id: u32) {
   let tile = wg.x;
+  let first_row = wg.y * ROWS;
+#if MATRICES == experts
+  let expert = plan[first_row];
+  if (expert - p.first >= p.count) { return; }
+  matrix = expert - p.first;
+#endif
   let strand = strand_of(id);
 #for I in 0..ROWS
   var gate_#{I} = vec4<f32>(0.0);
   var up_#{I} = vec4<f32>(0.0);
 #endfor
   for (var k8 = strand.k_begin; k8 < strand.k_end; k8++) {
-    let g = eight_0(p.base_0, p.step_0, tile, strand.lane, k8);
-    let u = eight_1(p.base_1, p.step_1, tile, strand.lane, k8);
+    let g = eight_0(p.base_0 + matrix * p.each_0, p.step_0, tile, strand.lane, k8);
+    let u = eight_1(p.base_1 + matrix * p.each_1, p.step_1, tile, strand.lane, k8);
     let k = 8u * k8;
 #for I in 0..ROWS
     {
-      let a = x4(#{I}u, k);
-      let b = x4(#{I}u, k + 4u);
+      let a = x4(first_row + #{I}u, k);
+      let b = x4(first_row + #{I}u, k + 4u);
       gate_#{I} = fma(g.b, b, fma(g.a, a, gate_#{I}));
       up_#{I} = fma(u.b, b, fma(u.a, a, up_#{I}));
     }
@@ -37,20 +43,20 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   workgroupBarrier();
   // Each strand's invocations now add up one row.
   let output = 32u * tile + strand.lane;
-  let row = strand.index;
-  if (row < ROWS && output < p.rows_0 && row < p.tokens) {
+  let row = first_row + strand.index;
+  if (strand.index < ROWS && output < p.rows_0 && row < p.tokens) {
     var gate = 0.0;
     var up = 0.0;
     for (var i = 0u; i < 8u; i++) {
-      gate = gate + sums[sum_at(row, i, strand.lane)];
-      up = up + sums[UP + sum_at(row, i, strand.lane)];
+      gate = gate + sums[sum_at(strand.index, i, strand.lane)];
+      up = up + sums[UP + sum_at(strand.index, i, strand.lane)];
     }
 #if BIAS_0
-    gate = gate + bias0[p.bias_at_0 + output];
+    gate = gate + bias0[p.bias_at_0 + matrix * p.bias_each_0 + output];
 #endif
 #if BIAS_1
-    up = up + bias1[p.bias_at_1 + output];
+    up = up + bias1[p.bias_at_1 + matrix * p.bias_each_1 + output];
 #endif
-    out[p.out_at + row * p.out_stride + output] = activate(gate) * up_factor(up);
+    out[out_begin(row) + output] = activate(gate) * up_factor(up);
   }
 }

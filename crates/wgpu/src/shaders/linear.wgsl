@@ -1,18 +1,19 @@
 // Shared by the kernels of linear layers: reading x and the weights of up to three parts.
 #include "weights.wgsl"
+#include "matrices.wgsl"
 
-// Inputs k to k + 3 of a row. Rows past the end read the last row, and are not stored.
+// Inputs k to k + 3 of a row.
 fn x4(row: u32, k: u32) -> vec4<f32> {
-  let at = p.x_at + min(row, p.tokens - 1u) * p.x_stride + k;
+  let at = x_begin(row) + k;
 #if ALIGNED
-  return x[at / 4u];
+  return weighted(x[at / 4u], row);
 #else
   var v = vec4<f32>(0.0);
   if (k < p.cols) { v.x = x[at]; }
   if (k + 1u < p.cols) { v.y = x[at + 1u]; }
   if (k + 2u < p.cols) { v.z = x[at + 2u]; }
   if (k + 3u < p.cols) { v.w = x[at + 3u]; }
-  return v;
+  return weighted(v, row);
 #endif
 }
 

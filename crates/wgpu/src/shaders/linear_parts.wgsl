@@ -1,4 +1,5 @@
 // Parts of a linear layer whose outputs follow one another: which part a workgroup computes, its weights, its outputs.
+#include "epilogue.wgsl"
 
 struct Tile { part: u32, tile: u32 }
 
@@ -13,18 +14,9 @@ fn tile_of(workgroup: u32) -> Tile {
 // Eight weights of a part.
 fn eight(part: u32, group: u32, lane: u32, k8: u32) -> Eight {
 #for N in 1..PARTS
-  if (part == #{N}u) { return eight_#{N}(p.base_#{N}, p.step_#{N}, group, lane, k8); }
+  if (part == #{N}u) { return eight_#{N}(p.base_#{N} + matrix * p.each_#{N}, p.step_#{N}, group, lane, k8); }
 #endfor
-  return eight_0(p.base_0, p.step_0, group, lane, k8);
-}
-
-// cap * tanh(scale * y / cap) + residual, or scale * y + residual. Products and sums are written as fma everywhere, so
-// that a compiler cannot contract them in one kernel and not in another.
-fn epilogue(y: f32, residual: f32) -> f32 {
-  if (p.cap > 0.0) {
-    return fma(p.cap, tanh(clamp(y * p.scale / p.cap, -20.0, 20.0)), residual);
-  }
-  return fma(y, p.scale, residual);
+  return eight_0(p.base_0 + matrix * p.each_0, p.step_0, group, lane, k8);
 }
 
 // Adds the bias, applies the epilogue and stores an output of a part.
@@ -37,7 +29,7 @@ fn store(part: u32, output: u32, row: u32, sum: f32) {
     if (output >= p.rows_#{N}) { return; }
     column = p.column_#{N} + output;
 #if BIAS_#{N}
-    y = y + bias#{N}[p.bias_at_#{N} + output];
+    y = y + bias#{N}[p.bias_at_#{N} + matrix * p.bias_each_#{N} + output];
 #endif
   }
 #endfor
@@ -46,5 +38,5 @@ fn store(part: u32, output: u32, row: u32, sum: f32) {
 #else
   let residual = 0.0;
 #endif
-  out[p.out_at + row * p.out_stride + column] = epilogue(y, residual);
+  out[out_begin(row) + column] = epilogue(y, residual);
 }

@@ -34,11 +34,12 @@ use crate::lora::LoraRef;
 mod accuracy;
 mod draft_costs;
 mod draft_model;
+mod model_guess;
 mod prompt_lookup;
 mod seq;
 
 pub use draft_costs::{DraftCosts, DraftModelCost, StepCost};
-use draft_model::DraftModelRecord;
+use model_guess::DraftModelRecord;
 use seq::{CrossKv, Seq};
 
 /// Tokens between the snapshots of a long prompt that are made while there are blank rows.

@@ -9,106 +9,12 @@
 use std::time::Duration;
 
 use super::accuracy::Accuracy;
-use super::prompt_lookup::LONGEST;
 use super::seq::Seq;
 use super::{Batch, BatchPart, Scheduler, Wanted};
 use crate::block_pool::BlockId;
 
-/// Share of the time that goes into trials: guesses of one token where none is expected to pay.
-const TRIALS: f32 = 0.01;
-/// Most time that is saved up for trials, in steps.
-const MOST_SAVED: f32 = 4.0;
-
-/// Learned from the draft model's guesses in all sequences.
-#[derive(Debug, Default)]
-pub(super) struct DraftModelRecord {
-    /// Estimate that a new sequence begins with: a model that is no good is not tried anew in each.
-    accuracy: Accuracy,
-    /// Cost that trials may have.
-    saved: f32,
-}
-
-impl DraftModelRecord {
-    pub(super) fn new_guess(&self) -> ModelGuess {
-        ModelGuess { accuracy: self.accuracy, ..ModelGuess::default() }
-    }
-
-    /// Saves some of a step's cost for trials.
-    fn save(&mut self, step: f32) {
-        self.saved = (self.saved + TRIALS * step).min(MOST_SAVED * step);
-    }
-
-    /// Takes the cost of a trial from what is saved, if that is enough.
-    fn pay(&mut self, cost: f32) -> bool {
-        let enough = self.saved >= cost;
-        if enough {
-            self.saved -= cost;
-        }
-        enough
-    }
-}
-
 /// Tokens that an answer is expected to go on for: a prompt that the draft model has not seen must pay within them.
 const AHEAD: usize = 64;
-
-/// A draft model's guess for a sequence.
-#[derive(Debug, Default)]
-pub(super) struct ModelGuess {
-    /// Tokens guessed to follow.
-    guess: Vec<u32>,
-    /// Length of the guess that is being made.
-    wanted: usize,
-    accuracy: Accuracy,
-    /// Tokens whose K and V the draft model has computed, guessed ones among them.
-    computed: usize,
-    /// Pages that the pool knows to have its K and V.
-    pages: usize,
-}
-
-impl ModelGuess {
-    /// Starts behind a prefix, of which `pages` have the draft model's K and V.
-    pub(super) fn start(&mut self, pages: usize, page_len: usize) {
-        self.forget();
-        (self.computed, self.pages) = (pages * page_len, pages);
-    }
-
-    /// Forgets what was computed: the pages were given back.
-    pub(super) fn forget(&mut self) {
-        (self.computed, self.pages, self.wanted) = (0, 0, 0);
-        self.guess.clear();
-    }
-
-    /// Length of its next guess, at most `most`: as many tokens as are likely enough.
-    fn plan(&mut self, needed: &dyn Fn(usize) -> f32, most: usize) -> usize {
-        self.guess.clear();
-        self.wanted = self.accuracy.likely(needed, most.min(LONGEST));
-        self.wanted
-    }
-
-    /// Tokens that its next guess is expected to bring beyond those that pay for it.
-    fn gain(&self, needed: &dyn Fn(usize) -> f32) -> f32 {
-        (1..=self.wanted).map(|n| self.accuracy.all_right(n) - needed(n)).sum()
-    }
-
-    /// The first tokens of the guess.
-    pub(super) fn draft(&self, most: usize) -> &[u32] {
-        &self.guess[..self.guess.len().min(most)]
-    }
-
-    /// Compares the guess with the tokens that followed. What was computed after a wrong one does not count.
-    pub(super) fn learn(&mut self, sampled: &[u32], computed: usize, record: &mut DraftModelRecord) {
-        self.accuracy.learn(&self.guess, sampled);
-        record.accuracy.learn(&self.guess, sampled);
-        self.guess.clear();
-        self.computed = self.computed.min(computed);
-    }
-
-    /// The pages that the draft model has filled since the last call, by their index in the sequence.
-    pub(super) fn new_pages(&mut self, page_len: usize) -> std::ops::Range<usize> {
-        let before = std::mem::replace(&mut self.pages, self.computed / page_len);
-        before..self.pages
-    }
-}
 
 impl Seq {
     /// Its accuracy, if the draft model may guess for it and prompt lookup does not.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tallow_core::{PageTable, StateRows};
 
-use super::draft_model::{DraftModelRecord, ModelGuess};
+use super::model_guess::{DraftModelRecord, ModelGuess};
 use super::prompt_lookup::PromptLookup;
 use super::{BatchPart, ClientId, CrossPart, NewSeq, SNAPSHOT_EVERY, SeqId, Wanted};
 use crate::block_pool::{BlockId, BlockPool, Chain, StateRow};

@@ -50,15 +50,22 @@ fn many_at_once_say_what_they_say_alone() {
     };
     let alone: Vec<_> = (0..12).map(|i| choices(&events(&start(64), ask(i)))).collect();
     assert_eq!(alone[3].len(), prompt.len() - 1 + 30);
-    // Too few pages for all sequences, so that some are preempted.
+    // Too few pages for all sequences, so that some are preempted: not where this thread is so slow that the first have ended
+    // before the last come. Then they come again.
     let handle = start(32);
-    let mut receivers: Vec<_> = (0..12).map(|i| handle.submit(ask(i)).unwrap()).collect();
-    for (i, r) in receivers.iter_mut().enumerate() {
-        let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
-        assert_eq!(choices(&got), alone[i], "request {i}");
-        assert_eq!(ends(&got), 1);
+    let preempted = || handle.stats().preemptions.load(Ordering::Relaxed) > 0;
+    for _ in 0..100 {
+        let mut receivers: Vec<_> = (0..12).map(|i| handle.submit(ask(i)).unwrap()).collect();
+        for (i, r) in receivers.iter_mut().enumerate() {
+            let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();
+            assert_eq!(choices(&got), alone[i], "request {i}");
+            assert_eq!(ends(&got), 1);
+        }
+        if preempted() {
+            break;
+        }
     }
-    assert!(handle.stats().preemptions.load(Ordering::Relaxed) > 0);
+    assert!(preempted());
     comes_to_rest(&handle);
 }
 

@@ -95,8 +95,10 @@ pub fn draft_costs<B: Backend>(
 ) -> Result<Option<DraftCosts>, Error> {
     let start = (limits.context / 4).min(DEEP / 4);
     let most = limits.decode_budget.min(limits.context - start);
-    let step =
-        step_cost(most, |tokens| time_step(runner, start, tokens, Wanted::All { last: true }, page_len))?;
+    // No more rows of logits than there is memory for.
+    let step = step_cost(most.min(limits.all_logits.max(StepCost::SIZES[1])), |tokens| {
+        time_step(runner, start, tokens, Wanted::All { last: true }, page_len)
+    })?;
     let Some(step) = step else { return Ok(None) };
     let Some(context) = runner.draft_context() else { return Ok(Some(DraftCosts { step, model: None })) };
     let guess = step_cost(most.min(context.saturating_sub(start)), |tokens| {

@@ -95,8 +95,9 @@ pub fn draft_costs<B: Backend>(
 ) -> Result<Option<DraftCosts>, Error> {
     let start = (limits.context / 4).min(DEEP / 4);
     let most = limits.decode_budget.min(limits.context - start);
-    // No more rows of logits than there is memory for.
-    let step = step_cost(most.min(limits.all_logits.max(StepCost::SIZES[1])), |tokens| {
+    // Few rows of logits: each takes as many bytes as the vocabulary has.
+    let rows = (2 * limits.slots).max(StepCost::SIZES[1]);
+    let step = step_cost(most.min(rows), |tokens| {
         time_step(runner, start, tokens, Wanted::All { last: true }, page_len)
     })?;
     let Some(step) = step else { return Ok(None) };

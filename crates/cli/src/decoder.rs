@@ -139,7 +139,7 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
                 true => step_budget::draft_costs(&runner, &limits, loading.shape.page_len)?,
                 false => None,
             };
-            tracing::debug!("costs of drafts, as shares of a step with one token: {drafts:?}");
+            tracing::debug!("costs of drafts, in seconds: {drafts:?}");
             Ok((runner, Limits { drafts, ..limits }))
         })
     }

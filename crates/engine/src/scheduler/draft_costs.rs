@@ -48,7 +48,8 @@ impl StepCost {
     /// By the times of the first sizes, at least two; the others go on as the last two do.
     pub fn measured(times: &[Duration]) -> Option<StepCost> {
         let &[first, _, ..] = times else { return None };
-        let mut costs = [first.as_secs_f32(); StepCost::SIZES.len()];
+        // A clock may be too coarse for a small model; costs are divided by.
+        let mut costs = [first.as_secs_f32().max(1e-9); StepCost::SIZES.len()];
         for (i, size) in StepCost::SIZES.into_iter().enumerate().skip(1) {
             let cost = times.get(i).map_or_else(|| line(i - 2, &costs, size), Duration::as_secs_f32);
             costs[i] = cost;

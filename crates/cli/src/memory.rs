@@ -4,6 +4,7 @@ use std::fmt;
 
 use tallow_core::DType;
 use tallow_engine::kv_cache::KvShape;
+use tallow_engine::runner::MOST_REPLAYED_ROWS;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
 use tallow_models::seq2seq::Seq2SeqModel;
@@ -76,7 +77,7 @@ impl Plan {
         let asked = config.context.clone();
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
         loop {
-            let plan = Plan::of(model, config, context.clone(), memory);
+            let plan = Plan::of(model, config, context.clone(), memory).capturing(model, device);
             let draft = draft.map_or(0, |draft| plan.of_draft(draft, config.batch.value));
             let plan = Plan { device: device.to_string(), draft, ..plan };
             if asked.is_some() || plan.fits() || context.value / 2 < LEAST_CONTEXT {
@@ -98,6 +99,19 @@ impl Plan {
         let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
         let (adapters, device) = (config.adapter_room as u64, String::new());
         Plan { weights, draft: 0, adapters, kv, workspace, context, made_for, slots, shape, device, memory }
+    }
+
+    /// The same plan with the memory of captured decode steps, on a device that captures them: small steps use that of large
+    /// ones where it fits, and all of them a scratch page.
+    fn capturing(self, model: &Model, device: &Device) -> Plan {
+        if !device.info().traits().captures {
+            return self;
+        }
+        let (spec, rows) = (&model.spec, 2 * MOST_REPLAYED_ROWS.min(self.slots));
+        let elements = rows.saturating_mul(activations(&spec.layers, spec.dim));
+        let scratch = self.shape.with_scratch().bytes(spec) - self.shape.bytes(spec);
+        let captured = elements.saturating_mul(DType::F32.size()).saturating_add(scratch) as u64;
+        Plan { workspace: self.workspace.saturating_add(captured), ..self }
     }
 
     /// Bytes of a draft model, whose KV cache has as many pages.
@@ -122,7 +136,7 @@ impl Plan {
         let made_for = context.value;
         let (name, memory) = (device.to_string(), device.info().memory());
         let (draft, adapters, slots) = (0, 0, 1);
-        Plan {
+        let plan = Plan {
             weights,
             draft,
             adapters,
@@ -134,7 +148,8 @@ impl Plan {
             shape,
             device: name,
             memory,
-        }
+        };
+        plan.capturing(model, device)
     }
 
     /// Plan for an encoder with steps of up to `batch` tokens, or one text if that is longer. The image encoder

@@ -21,7 +21,7 @@ mod trace;
 mod weight;
 
 pub use arithmetic::Arithmetic;
-pub use backend::{Backend, Dispatch, compose};
+pub use backend::{Backend, Dispatch, Replay, compose};
 pub use dtype::{DType, Elem};
 pub use error::{Error, Refusal, Result};
 pub use lora::{Adapter, LoraPair, LoraRows};
@@ -29,7 +29,7 @@ pub use memory::{Memory, Reading, Tensor};
 pub use null::Null;
 pub use observe::{Observed, Observer};
 pub use page_table::PageTable;
-pub use plan::{LayerKv, LayerState, Span, StateRows, Step, StepPlan};
+pub use plan::{DecodePlan, DecodeRoom, LayerKv, LayerState, Scratch, Span, StateRows, Step, StepPlan};
 pub use tallow_quant::Format;
 pub use trace::{Launch, Trace, launch_table};
 pub use weight::{

@@ -63,8 +63,10 @@ impl Deref for PageTable {
 }
 
 impl PartialEq for PageTable {
+    /// Clones are equal without a look at each page.
     fn eq(&self, other: &PageTable) -> bool {
-        self[..] == other[..]
+        let shared = Arc::ptr_eq(&self.all, &other.all) && self.len == other.len;
+        shared || self[..] == other[..]
     }
 }
 

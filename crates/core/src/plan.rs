@@ -1,5 +1,9 @@
 //! [`StepPlan`]: batch metadata, constant for a step, computed and uploaded once before the first layer.
 
+mod decode;
+
+pub use decode::{DecodePlan, DecodeRoom, Scratch};
+
 use crate::lora::in_order;
 use crate::{Error, LoraRows, Memory, PageTable, Result, Tensor};
 
@@ -86,13 +90,11 @@ impl Step {
         }
     }
 
-    /// Everything that is uploaded, in the order of the fields of [`StepPlan`]. `most`: pages of the span with the most.
-    ///
-    /// The page tables of many long sequences are nearly all of it, so they are copied into their place at once.
-    fn numbers(&self, most: usize) -> Vec<u32> {
+    /// Everything that is uploaded but the page tables, in the order of the fields of [`StepPlan`].
+    fn numbers(&self, room_for_more: usize) -> Vec<u32> {
         let (rows, spans, len) = (self.tokens.len(), self.spans.len(), self.page_len);
-        let count = 3 * rows + 2 * spans + 1 + spans * most + 2 * self.states.len() + self.outputs.len();
-        let mut numbers = Vec::with_capacity(count);
+        let count = 3 * rows + 2 * spans + 1 + 2 * self.states.len() + self.outputs.len();
+        let mut numbers = Vec::with_capacity(count + room_for_more);
         numbers.extend(&self.tokens);
         numbers.extend(self.spans.iter().flat_map(|s| s.start as u32..s.end() as u32));
         let slot = |s: &Span, at: usize| s.pages[at / len] * len as u32 + (at % len) as u32;
@@ -104,15 +106,25 @@ impl Step {
             numbers.push(row);
         }
         numbers.extend(self.spans.iter().map(|span| span.end() as u32));
-        for span in &self.spans {
-            let next = numbers.len() + most;
-            numbers.extend_from_slice(&span.pages);
-            numbers.resize(next, 0);
-        }
         numbers.extend(self.states.iter().map(|s| s.from));
         numbers.extend(self.states.iter().map(|s| s.to));
         numbers.extend(&self.outputs);
         numbers
+    }
+
+    /// Pages of the span with the most.
+    fn most_pages(&self) -> usize {
+        self.spans.iter().map(|s| s.pages.len()).max().unwrap_or(0)
+    }
+}
+
+/// Adds the page tables of spans, padded with 0 to `most` pages. Those of many long sequences are nearly all that is
+/// uploaded, so each is copied into its place at once.
+fn add_tables(numbers: &mut Vec<u32>, spans: &[Span], most: usize) {
+    for span in spans {
+        let next = numbers.len() + most;
+        numbers.extend_from_slice(&span.pages);
+        numbers.resize(next, 0);
     }
 }
 
@@ -133,12 +145,12 @@ pub struct StepPlan<B: Memory> {
     pub starts: Tensor<B>,
     /// [1, spans]: tokens of each sequence in the KV cache after the step.
     pub lens: Tensor<B>,
-    /// [spans, most pages of a span]: page tables, padded with 0.
-    pub pages: Tensor<B>,
     /// [2, spans]: recurrent state row of each sequence before the step, and after it. [0, 0] without recurrent state.
     pub states: Tensor<B>,
     /// [1, outputs]: rows whose logits are computed.
     pub outputs: Tensor<B>,
+    /// [spans, most pages of a span]: page tables. What follows a span's own pages is not read.
+    pub pages: Tensor<B>,
     /// LoRA adapters by row range, in order.
     pub loras: Vec<LoraRows<B>>,
 }
@@ -147,28 +159,36 @@ impl<B: Memory> StepPlan<B> {
     /// Uploads a step, in one transfer because each costs latency.
     pub fn new(b: &B, host: Step) -> Result<StepPlan<B>> {
         host.check()?;
+        let (most, outputs) = (host.most_pages(), host.outputs.len());
+        let mut numbers = host.numbers(host.spans.len() * most);
+        add_tables(&mut numbers, &host.spans, most);
+        let all = b.upload_row(&numbers)?;
+        Ok(StepPlan::within(&all, host, most, outputs))
+    }
+
+    /// The plan of a step whose numbers are in `all`, where each span has room for `most` pages, and there is room for so
+    /// many outputs.
+    fn within(all: &Tensor<B>, host: Step, most: usize, outputs: usize) -> StepPlan<B> {
         let (rows, spans) = (host.tokens.len(), host.spans.len());
-        let most = host.spans.iter().map(|s| s.pages.len()).max().unwrap_or(0);
-        let all = b.upload_row(&host.numbers(most))?;
         let mut at = 0;
         let mut next = |rows: usize, cols: usize| {
             at += rows * cols;
             all.matrix(at - rows * cols, rows, cols)
         };
-        Ok(StepPlan {
+        StepPlan {
             tokens: next(1, rows),
             positions: next(1, rows),
             slots: next(1, rows),
             starts: next(1, spans + 1),
             lens: next(1, spans),
-            pages: next(spans, most),
             states: next(if host.states.is_empty() { 0 } else { 2 }, host.states.len()),
-            outputs: next(1, host.outputs.len()),
+            outputs: next(1, outputs).col_range(0..host.outputs.len()),
+            pages: next(spans, most),
             loras: Vec::new(),
             max_page: host.spans.iter().filter_map(|span| span.pages.bound()).max(),
             max_state: host.states.iter().map(|s| s.from.max(s.to)).max(),
             host,
-        })
+        }
     }
 
     /// The step on the host, for backends that plan their launches there.
@@ -197,9 +217,9 @@ impl<B: Memory> StepPlan<B> {
             slots: each(&self.slots),
             starts: each(&self.starts),
             lens: each(&self.lens),
-            pages: each(&self.pages),
             states: each(&self.states),
             outputs: each(&self.outputs),
+            pages: each(&self.pages),
             loras: Vec::new(),
         }
     }

@@ -26,6 +26,11 @@ impl Trace {
         *self.log.borrow_mut() = Some(Vec::new());
     }
 
+    /// Whether ops are recorded.
+    pub fn is_on(&self) -> bool {
+        self.log.borrow().is_some()
+    }
+
     /// Stops recording and returns the record.
     pub fn stop(&self) -> Vec<Launch> {
         self.log.borrow_mut().take().unwrap_or_default()

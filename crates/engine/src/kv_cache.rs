@@ -26,6 +26,12 @@ pub struct KvShape {
 }
 
 impl KvShape {
+    /// The same with one more page, and one more row if there are recurrent states, that no sequence has.
+    pub fn with_scratch(self) -> KvShape {
+        let state_rows = self.state_rows + usize::from(self.state_rows > 0);
+        KvShape { pages: self.pages + 1, state_rows, ..self }
+    }
+
     /// Bytes of one page over all layers of a model.
     pub fn page_bytes(&self, spec: &DecoderSpec) -> usize {
         let columns: usize = spec.layers.iter().map(|l| 2 * l.cache_cols(self.dtype)).sum();

@@ -1,12 +1,16 @@
 //! [`Runner`]: runs a batch on a device and samples the tokens.
 
 mod logits;
+mod replays;
+
+pub use replays::MOST_ROWS as MOST_REPLAYED_ROWS;
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::vec;
 
 use logits::{FetchedLogits, LogitsPlan, SampledRow};
+use replays::Replays;
 use tallow_core::ops::TopK;
 use tallow_core::{Backend, Error, PageTable, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
@@ -30,6 +34,8 @@ pub struct Runner<B: Backend> {
     encoder: Option<Encoder<B>>,
     decoder: Decoder<B>,
     kv: KvPool<B>,
+    /// `None` if the device captures nothing.
+    replays: Option<Replays<B>>,
     draft: Option<DraftModel<B>>,
     page_len: usize,
     adapters: Adapters<B>,
@@ -83,9 +89,11 @@ pub struct Outcome {
 impl<B: Backend> Runner<B> {
     /// A runner with an empty KV cache.
     pub fn new(b: B, decoder: Decoder<B>, shape: KvShape) -> Result<Runner<B>, Error> {
-        let kv = KvPool::new(&b, decoder.spec(), shape)?;
+        let replays = Replays::new(&b, decoder.spec(), shape)?;
+        let allocated = if replays.is_some() { shape.with_scratch() } else { shape };
+        let kv = KvPool::new(&b, decoder.spec(), allocated)?;
         let (page_len, adapters) = (shape.page_len, Adapters::default());
-        Ok(Runner { b, encoder: None, decoder, kv, draft: None, page_len, adapters })
+        Ok(Runner { b, encoder: None, decoder, kv, replays, draft: None, page_len, adapters })
     }
 
     /// The same runner with a draft model that has the same vocabulary and was loaded for `context` tokens. Its K and V are
@@ -227,21 +235,22 @@ impl<B: Backend> Runner<B> {
 
     /// Logits of every token of a batch that needs them, in order: [outputs, vocabulary].
     pub fn logits(&self, batch: &Batch) -> Result<Tensor<B>, Error> {
-        self.logits_seen(batch, |_, _| Ok(()))
+        let (b, decoder) = (&self.b, &self.decoder);
+        let forward = |plan: &StepPlan<B>| decoder.forward(b, plan, self.kv.layers(), |_, _| Ok(()));
+        let head = |plan: &StepPlan<B>, x: &Tensor<B>| decoder.logits(b, plan, x);
+        // A replay launches no op that a trace could show.
+        let replays = self.replays.as_ref().filter(|_| !b.trace().is_on());
+        match replays.map(|replays| replays.run(b, batch, forward, head)).transpose()?.flatten() {
+            Some(logits) => Ok(logits),
+            None => self.logits_seen(batch, |_, _| Ok(())),
+        }
     }
 
-    /// Like [`logits`](Self::logits); calls `see` with the embeddings and each layer's output.
+    /// Like [`logits`](Self::logits), launching each op; calls `see` with the embeddings and each layer's output.
+    ///
+    /// Can be rerun if it or what follows it fails: pages get the same K and V again, and recurrent states are read from one
+    /// row and written to another.
     pub fn logits_seen(
-        &self,
-        batch: &Batch,
-        see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
-    ) -> Result<Tensor<B>, Error> {
-        self.compute(batch, see)
-    }
-
-    /// Forward pass of a batch. Can be rerun if it or what follows it fails: pages get the same K and V again, and
-    /// recurrent states are read from one row and written to another.
-    fn compute(
         &self,
         batch: &Batch,
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
@@ -299,7 +308,7 @@ impl<B: Backend> Runner<B> {
         }
         let plan = LogitsPlan::new(batch, asked, self.decoder.spec().vocab);
         let uploaded = plan.upload(&self.b)?;
-        let logits = self.compute(batch, |_, _| Ok(()))?;
+        let logits = self.logits(batch)?;
         let fetched = plan.launch(&self.b, &logits, &uploaded)?.fetch(&self.b)?;
         Ok(Launched { plan, logits, fetched, runs: self.b.begin()? })
     }

@@ -5,7 +5,9 @@ use tallow_core::ops::{
     IndexRows, KvWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope,
     Route, TailSum, TopK, TopKOut,
 };
-use tallow_core::{Backend, DType, HostWeight, Memory, Result, Stack, Tensor, Trace, Weight, compose};
+use tallow_core::{
+    Backend, DType, HostWeight, Memory, Replay, Result, Stack, Tensor, Trace, Weight, compose,
+};
 
 use crate::device::{Run, Wgpu, runs};
 use crate::kernels::linear::Product;
@@ -72,6 +74,11 @@ impl Backend for Wgpu {
     fn begin(&self) -> Result<bool> {
         self.gpu.submit()?;
         Ok(true)
+    }
+
+    fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Replay>> {
+        let (gpu, captured) = (self.gpu.clone(), self.gpu.capture(work)?);
+        Ok(captured.map(|captured| Replay::new(move || gpu.replay(&captured))))
     }
 
     fn embed(&self, op: &Embed<'_, Wgpu>) -> Result<Tensor<Wgpu>> {

@@ -1,6 +1,7 @@
 //! Tests of the backend on the first device of this machine (a software device will do): conformance of the ops,
 //! translation of all kernels to MSL and SPIR-V, tensors larger than one binding, and errors.
 
+mod replay;
 mod shaders;
 mod stacked;
 

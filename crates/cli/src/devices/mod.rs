@@ -135,6 +135,8 @@ pub(crate) struct Traits {
     /// Compiles kernels on first use. A loaded model is then run once before the first request (warm-up), so that a
     /// driver that cannot compile them, or a device that cannot run them, fails while another can still be taken.
     pub compiles_kernels: bool,
+    /// Captures decode steps, which have memory of their own.
+    pub captures: bool,
 }
 
 /// A device of one kind, not yet open.

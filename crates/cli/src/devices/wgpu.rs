@@ -95,7 +95,7 @@ impl DeviceInfo for Gpu {
     }
 
     fn traits(&self) -> Traits {
-        Traits { accelerator: !self.0.about().is_software, compiles_kernels: true }
+        Traits { accelerator: !self.0.about().is_software, compiles_kernels: true, captures: true }
     }
 }
 

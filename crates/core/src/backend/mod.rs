@@ -1,6 +1,9 @@
 //! [`Backend`]: the trait that every device implements.
 
 pub mod compose;
+mod replay;
+
+pub use replay::Replay;
 
 use std::time::Instant;
 
@@ -72,6 +75,14 @@ pub trait Backend: Memory {
     /// Returns whether it does. By default nothing is left to hand over: an op is computed when it is launched.
     fn begin(&self) -> Result<bool> {
         Ok(false)
+    }
+
+    /// Does `work`, which launches ops, and returns what launches them again without the host's work for each. The tensors
+    /// that `work` uses or leaves behind must live as long as that; what it frees is free to use. By default, and where
+    /// `work` waits for the device or writes to its memory from the host, nothing is returned.
+    fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Replay>> {
+        work()?;
+        Ok(None)
     }
 
     /// Seconds on the device's clock, read after all ops launched so far have finished.

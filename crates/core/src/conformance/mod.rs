@@ -28,6 +28,7 @@ mod experts;
 mod memory;
 mod oracle;
 mod recurrent;
+mod replay;
 mod rowwise;
 mod weights;
 
@@ -112,6 +113,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         blocks::cases,
         experts::cases,
         adapters::cases,
+        replay::cases,
     ];
     files.into_iter().flat_map(|cases| cases()).collect()
 }

@@ -15,6 +15,7 @@ mod invariants;
 mod lost;
 mod pipelined;
 mod reads;
+mod replays;
 mod sampler;
 mod scheduler;
 mod seq2seq;

@@ -1,7 +1,7 @@
 //! Pool of device memory blocks. They are reused, since each step asks for the same sizes as the one before.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
@@ -58,10 +58,12 @@ impl Drop for Lent {
 /// Free blocks by size.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    free: RefCell<HashMap<u64, Vec<(u64, wgpu::Buffer)>>>,
-    next_id: Cell<u64>,
+    free: RefCell<BTreeMap<u64, Vec<(u64, wgpu::Buffer)>>>,
+    next_id: Rc<Cell<u64>>,
     /// Largest block in bytes: what one binding can hold.
     most: u64,
+    /// A free block is used for a smaller one if it is at most so many times its size.
+    slack: u64,
 }
 
 /// Larger blocks are weights and KV caches, which are rounded up only a little.
@@ -75,7 +77,13 @@ fn rounded(bytes: u64) -> u64 {
 
 impl Pool {
     pub(super) fn new(most: u64) -> Pool {
-        Pool { free: RefCell::default(), next_id: Cell::new(0), most }
+        Pool { free: RefCell::default(), next_id: Rc::default(), most, slack: 1 }
+    }
+
+    /// A pool of the same device for steps of different sizes that run one after another: small ones use the blocks of
+    /// large ones.
+    pub(super) fn shared(&self) -> Pool {
+        Pool { free: RefCell::default(), next_id: self.next_id.clone(), slack: 4, ..*self }
     }
 
     /// Largest block in bytes.
@@ -94,7 +102,8 @@ impl Pool {
             return Err(Error::OutOfMemory { device: "one binding of the device".into(), asked });
         }
         let size = rounded(bytes).min(self.most);
-        let found = self.free.borrow_mut().get_mut(&size).and_then(Vec::pop);
+        let large_enough = size..=size.saturating_mul(self.slack);
+        let found = self.free.borrow_mut().range_mut(large_enough).find_map(|(_, blocks)| blocks.pop());
         let (id, buffer) = match found {
             Some(found) => found,
             None => {

@@ -7,6 +7,7 @@ mod fault;
 mod find;
 mod memory;
 mod record;
+mod replay;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use fault::Faults;
 pub(crate) use memory::{Block, Pool};
 pub(crate) use record::{Access, Arg, Kernel, Launch, Param};
 use record::{Pipeline, Recorded};
+use replay::Capture;
 
 /// Counters of device activity. Differences give the cost of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub struct Counts {
     pub submits: usize,
     /// Times that results were waited for and read back.
     pub reads: usize,
+    /// Replays of captured launches.
+    pub replays: usize,
 }
 
 /// A device, its queue, and the work recorded for it.
@@ -44,6 +48,10 @@ pub(crate) struct Gpu {
     queue: wgpu::Queue,
     faults: Faults,
     pool: Rc<Pool>,
+    /// Memory of launches that are captured: nothing else uses it, since they are done again.
+    captured_pool: Rc<Pool>,
+    /// The capture under way.
+    capture: RefCell<Option<Capture>>,
     pipelines: RefCell<HashMap<Kernel, Rc<Pipeline>>>,
     groups: RefCell<HashMap<(usize, Vec<u64>), wgpu::BindGroup>>,
     recorded: RefCell<Vec<Recorded>>,
@@ -99,8 +107,11 @@ impl Gpu {
             usage: BufferUsages::UNIFORM | BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
+        let pool = Pool::new(limits.max_storage_buffer_binding_size.min(most));
         let gpu = Gpu {
-            pool: Rc::new(Pool::new(limits.max_storage_buffer_binding_size.min(most))),
+            captured_pool: Rc::new(pool.shared()),
+            capture: RefCell::default(),
+            pool: Rc::new(pool),
             limits,
             about,
             device,
@@ -141,18 +152,21 @@ impl Gpu {
 
     /// Allocates one block of at least `bytes` bytes. Fails if a binding cannot hold it: tensors are split before.
     pub(crate) fn alloc(&self, bytes: u64) -> Result<Block> {
-        let full = match self.pool.alloc(&self.device, &self.faults, bytes) {
+        let pool = if self.capture.borrow().is_some() { &self.captured_pool } else { &self.pool };
+        let full = match pool.alloc(&self.device, &self.faults, bytes) {
             Err(full @ Error::OutOfMemory { .. }) if bytes <= self.pool.most() => full,
             other => return other,
         };
         // Out of memory: free unused blocks, and the recorded work and bind groups that still reference them.
         self.submit()?;
         self.groups.borrow_mut().clear();
-        if !self.pool.trim() {
+        // Captured launches keep the buffers that they use.
+        let trimmed = [self.pool.trim(), self.captured_pool.trim()];
+        if trimmed == [false, false] {
             return Err(full);
         }
         self.wait()?;
-        self.pool.alloc(&self.device, &self.faults, bytes)
+        pool.alloc(&self.device, &self.faults, bytes)
     }
 
     /// Largest block in bytes.
@@ -162,6 +176,8 @@ impl Gpu {
 
     /// Writes bytes into a block; `at` and the length are multiples of four.
     pub(crate) fn write(&self, to: &Block, at: u64, bytes: &[u8]) -> Result<()> {
+        // A replay would not write again.
+        self.give_up_capture();
         // Writes take effect before later submissions, so recorded work has to be submitted first.
         self.submit()?;
         for (i, part) in bytes.chunks(AHEAD).enumerate() {
@@ -194,6 +210,7 @@ impl Gpu {
         if bytes == 0 {
             return Ok(Transfer(None));
         }
+        self.give_up_capture();
         let staging = self.staging(bytes)?;
         let mut at = 0;
         for (block, start, len) in wanted.iter().filter(|(_, _, len)| *len > 0) {
@@ -249,7 +266,10 @@ impl Gpu {
         // Taken before anything can fail, so that failed work is not repeated by the next step.
         let recorded = std::mem::take(&mut *self.recorded.borrow_mut());
         let params = std::mem::take(&mut *self.params.borrow_mut());
-        self.work.set(0);
+        let work = self.work.take();
+        if let Some(capture) = self.capture.borrow_mut().as_mut() {
+            capture.add(&recorded, &params, work);
+        }
         if recorded.is_empty() {
             return self.faults.check();
         }

@@ -145,7 +145,7 @@ pub(super) struct Pipeline {
 }
 
 /// A recorded command.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Recorded {
     Run { pipeline: Rc<Pipeline>, group: wgpu::BindGroup, params: u32, grid: [u32; 3] },
     Clear(wgpu::Buffer),
@@ -207,11 +207,7 @@ impl Gpu {
         let pipeline = self.pipeline(launch)?;
         let align = self.limits.min_uniform_buffer_offset_alignment as usize;
         let room = Param::bytes(&launch.params).next_multiple_of(align.max(16));
-        let work = self.work.get() + launch.work;
-        if self.params.borrow().len() + room > PARAMS as usize || (work > WORK && self.work.get() > 0) {
-            self.submit()?;
-        }
-        self.work.set(self.work.get() + launch.work);
+        self.make_room(room, launch.work)?;
         let group = self.group(&pipeline, launch);
         let mut params = self.params.borrow_mut();
         let at = params.len();
@@ -220,6 +216,17 @@ impl Gpu {
         let run = Recorded::Run { pipeline, group, params: at as u32, grid: launch.grid };
         self.recorded.borrow_mut().push(run);
         self.count(|c| c.dispatches += 1);
+        Ok(())
+    }
+
+    /// Submits what is recorded if so many more bytes of parameters, or so many more multiplications, are too many for one
+    /// submission, and counts those.
+    pub(super) fn make_room(&self, params: usize, work: u64) -> Result<()> {
+        let all = self.work.get().saturating_add(work);
+        if self.params.borrow().len() + params > PARAMS as usize || (all > WORK && self.work.get() > 0) {
+            self.submit()?;
+        }
+        self.work.set(self.work.get().saturating_add(work));
         Ok(())
     }
 

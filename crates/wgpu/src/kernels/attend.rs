@@ -43,7 +43,9 @@ impl Wgpu {
         let most = plan.host().spans.iter().map(|s| s.rows * group).max().unwrap_or(0).max(1);
         let rows = most.next_power_of_two().min(most_rows(heads.dim));
         let blocks: usize = plan.host().spans.iter().map(|s| (s.rows * group).div_ceil(rows)).sum();
-        let segments = plan.host().spans.iter().map(|s| s.end().div_ceil(SEGMENT)).max().unwrap_or(0);
+        // Of the longest sequence that the plan has room for, since a replay may be of a longer one than this. Workgroups
+        // past a sequence's end return at once.
+        let segments = (plan.pages.cols() * plan.host().page_len).div_ceil(SEGMENT);
         let room = 4 * op.q.rows() * heads.q * segments * (heads.dim + 2);
         let spread = segments > 1 && blocks * heads.kv < BUSY && room <= SPREAD;
         let pages = Pages::new(&op.kv, heads, plan)?;

@@ -1,0 +1,90 @@
+//! What it costs the host to launch a decode step on a GPU: op by op, and as a replay of what was captured.
+//!
+//! ```text
+//! cargo run --release -p tallow-engine --example launch_cost -- MODEL
+//! ```
+//!
+//! For 1, 8 and 32 sequences of 200 tokens, in turns; medians of many steps, in µs: until all is recorded, and until it has
+//! been handed to the driver.
+
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tallow_core::{Backend, DType, PageTable, Tensor};
+use tallow_engine::kv_cache::KvShape;
+use tallow_engine::runner::Runner;
+use tallow_engine::scheduler::{Batch, BatchPart, SeqId, Wanted};
+use tallow_models::Model;
+use tallow_models::decoder::Decoder;
+use tallow_wgpu::{Wgpu, devices};
+
+const PAGE: usize = 16;
+const TOKENS: usize = 200;
+const STEPS: usize = 40;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() -> Result<()> {
+    let path = PathBuf::from(std::env::args().nth(1).ok_or("arguments: MODEL")?);
+    let model = Model::open(&path)?;
+    let b = Wgpu::open(devices().first().ok_or("there is no GPU")?)?;
+    let context = TOKENS + STEPS + 1;
+    let decoder = Decoder::load(&b, &model, context, &mut |_, _| ControlFlow::Continue(()))?;
+    let pages = 32 * context.div_ceil(PAGE);
+    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, state_rows: 64 };
+    println!("{} layers on {}; µs", model.spec.layers.len(), b.label());
+    let runner = Runner::new(b, decoder, shape)?;
+    println!("| sequences | recorded op by op | replay | handed over op by op | replay |");
+    println!("|---:|---:|---:|---:|---:|");
+    for sequences in [1, 8, 32] {
+        let mut times = [(); 4].map(|()| Vec::new());
+        for step in 0..STEPS {
+            let batch = batch(&runner, sequences, step);
+            let by_op = launch(runner.backend(), || runner.logits_seen(&batch, |_, _| Ok(())))?;
+            let replayed = launch(runner.backend(), || runner.logits(&batch))?;
+            let took = [by_op.0, replayed.0, by_op.1, replayed.1];
+            times.iter_mut().zip(took).for_each(|(times, took)| times.push(took));
+        }
+        let [by_op, replayed, all_by_op, all_replayed] = times.map(|mut times| {
+            times.sort_unstable();
+            times[times.len() / 2].as_micros()
+        });
+        println!("| {sequences} | {by_op} | {replayed} | {all_by_op} | {all_replayed} |");
+    }
+    Ok(())
+}
+
+/// Time until a step is recorded, and until it is handed over; the device computes nothing else meanwhile.
+fn launch(
+    b: &Wgpu,
+    step: impl FnOnce() -> tallow_core::Result<Tensor<Wgpu>>,
+) -> Result<(Duration, Duration)> {
+    b.sync()?;
+    let begun = Instant::now();
+    step()?;
+    let recorded = begun.elapsed();
+    b.begin()?;
+    let handed_over = begun.elapsed();
+    b.sync()?;
+    Ok((recorded, handed_over))
+}
+
+/// A token of each sequence. What is in the cache does not matter.
+fn batch(runner: &Runner<Wgpu>, sequences: usize, step: usize) -> Batch {
+    let each = (TOKENS + STEPS + 1).div_ceil(PAGE) as u32;
+    let start = TOKENS + step;
+    let part = |i: usize| BatchPart {
+        id: SeqId(i as u64),
+        tokens: vec![5],
+        drafted: 0,
+        start,
+        blocks: (0..(start / PAGE + 1) as u32).map(|page| i as u32 * each + page).collect::<PageTable>(),
+        state: runner.states_of(i, step),
+        logits: Wanted::Last,
+        lora: None,
+        cross: None,
+    };
+    Batch { parts: (0..sequences).map(part).collect() }
+}

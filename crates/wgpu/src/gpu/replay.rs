@@ -1,0 +1,96 @@
+//! Captured launches, which are recorded again as they are.
+
+use tallow_core::Result;
+
+use super::record::Recorded;
+use super::{Gpu, PARAMS};
+
+/// What one submission was made of.
+#[derive(Debug)]
+pub(crate) struct Captured {
+    recorded: Vec<Recorded>,
+    params: Vec<u8>,
+    work: u64,
+}
+
+/// A capture under way.
+#[derive(Debug, Default)]
+pub(super) struct Capture {
+    all: Vec<Captured>,
+    /// Something was done that a replay would not do.
+    is_given_up: bool,
+}
+
+impl Capture {
+    pub(super) fn add(&mut self, recorded: &[Recorded], params: &[u8], work: u64) {
+        if !self.is_given_up && !recorded.is_empty() {
+            self.all.push(Captured { recorded: recorded.to_vec(), params: params.to_vec(), work });
+        }
+    }
+}
+
+/// Ends the capture, also if the work fails or panics.
+struct UnderWay<'a>(&'a Gpu);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.capture.take();
+    }
+}
+
+impl Gpu {
+    /// Does `work`, and returns what it recorded; `None` if that would not do the same again, or within another capture.
+    ///
+    /// Memory comes from a pool of its own. What `work` frees goes to later captures: everything runs in the order of
+    /// recording, so one replay may overwrite what another has left.
+    pub(crate) fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Vec<Captured>>> {
+        if self.capture.borrow().is_some() {
+            self.give_up_capture();
+            work()?;
+            return Ok(None);
+        }
+        // What was recorded before is no part of it.
+        self.submit()?;
+        *self.capture.borrow_mut() = Some(Capture::default());
+        let under_way = UnderWay(self);
+        work()?;
+        let captured = self.capture.borrow_mut().take().map(|mut capture| {
+            capture.add(&self.recorded.borrow(), &self.params.borrow(), self.work.get());
+            capture
+        });
+        drop(under_way);
+        Ok(captured.filter(|capture| !capture.is_given_up).map(|capture| capture.all))
+    }
+
+    /// Nothing is returned of the capture under way, if there is one.
+    pub(super) fn give_up_capture(&self) {
+        if let Some(capture) = self.capture.borrow_mut().as_mut() {
+            *capture = Capture { is_given_up: true, all: Vec::new() };
+        }
+    }
+
+    /// Records again what was captured.
+    pub(crate) fn replay(&self, captured: &[Captured]) -> Result<()> {
+        for Captured { recorded, params, work } in captured {
+            debug_assert!(params.len() <= PARAMS as usize);
+            self.make_room(params.len(), *work)?;
+            let mut all = self.params.borrow_mut();
+            let at = all.len() as u32;
+            all.extend_from_slice(params);
+            let moved = recorded.iter().map(|command| match command {
+                Recorded::Run { pipeline, group, params, grid } => Recorded::Run {
+                    pipeline: pipeline.clone(),
+                    group: group.clone(),
+                    params: at + params,
+                    grid: *grid,
+                },
+                other => other.clone(),
+            });
+            self.recorded.borrow_mut().extend(moved);
+            let runs = recorded.iter().filter(|command| matches!(command, Recorded::Run { .. })).count();
+            self.count(|c| c.dispatches += runs);
+        }
+        self.count(|c| c.replays += 1);
+        Ok(())
+    }
+}

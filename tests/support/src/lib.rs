@@ -10,12 +10,16 @@ mod scribe;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 pub use encoder::{image_encoder, only_tensors, text_encoder, with_tensors};
 pub use scribe::{listener, reader};
+
+/// How long a test waits for what must come, however busy the machine is: who waits longer waits in vain.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The goldens of decoders, one or more of each family.
 pub const DECODERS: [&str; 39] = [

@@ -8,9 +8,10 @@ use std::os::fd::FromRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::common::Home;
+use tallow_support::PATIENCE;
 
 /// A program running on a pseudo-terminal.
 struct Terminal {
@@ -79,7 +80,7 @@ impl Terminal {
                 let rest = self.seen.split_off(at + text.len());
                 return std::mem::replace(&mut self.seen, rest);
             }
-            match self.screen.recv_timeout(Duration::from_secs(30).saturating_sub(begun.elapsed())) {
+            match self.screen.recv_timeout(PATIENCE.saturating_sub(begun.elapsed())) {
                 Ok(bytes) => self.seen += &String::from_utf8_lossy(&bytes),
                 Err(_) => panic!("{text:?} did not come, but this:\n{}", self.seen),
             }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::Home;
 use serde_json::{Value, json};
+use tallow_support::PATIENCE;
 
 /// A server under test; it is killed if the test does not stop it.
 struct Server {
@@ -54,7 +55,7 @@ impl Server {
 
     fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
@@ -68,7 +69,7 @@ impl Server {
         let begun = Instant::now();
         let (status, body) = self.ask("GET", "/health", "");
         assert_eq!(status, 200, "{body}");
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
         serde_json::from_str(&body).unwrap()
     }
 
@@ -114,7 +115,7 @@ impl Server {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
             }
-            assert!(begun.elapsed() < Duration::from_secs(10), "it does not end");
+            assert!(begun.elapsed() < PATIENCE, "it does not end");
             std::thread::sleep(Duration::from_millis(10));
         };
         assert_eq!(status.code(), Some(0));
@@ -152,7 +153,7 @@ fn a_log_that_nobody_reads_holds_up_nothing() {
     });
     let begun = Instant::now();
     while server.health().get("problems").is_some() {
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < PATIENCE);
     }
     server.stop();
     assert!(reader.join().unwrap().unwrap().trim_end().ends_with("stopped"));
@@ -176,7 +177,7 @@ fn a_log_whose_reader_is_gone_ends_nothing() {
     server.complete();
     let begun = Instant::now();
     while !server.problem().starts_with("the log cannot be written: Broken pipe") {
-        assert!(begun.elapsed() < Duration::from_secs(10), "{}", server.health());
+        assert!(begun.elapsed() < PATIENCE, "{}", server.health());
     }
     server.stop();
 }
@@ -196,11 +197,11 @@ fn a_log_on_a_full_disk_ends_nothing() {
     let server = Server { child, address: format!("127.0.0.1:{port}") };
     let begun = Instant::now();
     while TcpStream::connect(&server.address).is_err() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it does not listen");
+        assert!(begun.elapsed() < PATIENCE, "it does not listen");
         std::thread::sleep(Duration::from_millis(20));
     }
     while server.ask("GET", "/ready", "").0 != 200 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it is not ready");
+        assert!(begun.elapsed() < PATIENCE, "it is not ready");
         std::thread::sleep(Duration::from_millis(20));
     }
     server.complete();

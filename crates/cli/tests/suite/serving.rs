@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::common::{Home, gpu};
 use serde_json::{Value, json};
 use tallow_models::Model;
-use tallow_support::{golden, root};
+use tallow_support::{PATIENCE, golden, root};
 
 /// A server under test; it is killed if the test does not stop it.
 struct Server {
@@ -333,7 +333,7 @@ fn vanish(server: &Server, words: usize) {
     let begun = Instant::now();
     while server.metric("vllm:kv_cache_usage_perc") > 0.0 || server.metric("vllm:num_requests_waiting") > 0.0
     {
-        assert!(begun.elapsed() < Duration::from_secs(10), "pages are still in use");
+        assert!(begun.elapsed() < PATIENCE, "pages are still in use");
     }
     println!("pages were free {:?} after 8 clients had gone", begun.elapsed());
     // Other clients are not affected.
@@ -354,7 +354,7 @@ fn ends(server: &mut Server, body: &Value) -> Vec<String> {
         text
     };
     let texts = streams.into_iter().map(rest).collect();
-    assert_eq!(server.ended(Duration::from_secs(30)), Some(0));
+    assert_eq!(server.ended(PATIENCE), Some(0));
     texts
 }
 
@@ -378,17 +378,17 @@ fn answers_that_take_too_long_end_with_an_error() {
 
 #[test]
 fn a_second_signal_ends_at_once() {
-    let mut server = Server::start(&["--drain", "60"]);
+    let mut server = Server::start(&["--drain", "600"]);
     let mut stream = server.complete(&endless("Once"));
     stream.read_exact(&mut [0; 64]).unwrap();
     server.signal(libc::SIGTERM);
     // While draining, the server reports not ready or refuses connections.
     let begun = Instant::now();
     while TcpStream::connect(&server.address).is_ok() && server.get("/ready").0 == 200 {
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(begun.elapsed() < PATIENCE);
     }
     server.signal(libc::SIGTERM);
-    assert_eq!(server.ended(Duration::from_secs(5)), Some(130));
+    assert_eq!(server.ended(PATIENCE), Some(130));
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn a_restart_finds_what_was_computed() {
     assert_eq!(said(&whole(other.complete(&body))), (0, cold.clone()));
     drop(other);
     server.signal(libc::SIGTERM);
-    assert_eq!(server.ended(Duration::from_secs(30)), Some(0));
+    assert_eq!(server.ended(PATIENCE), Some(0));
 
     let server = start();
     assert!(server.log.contains("pages of 16 tokens are on disk"), "{}", server.log);
@@ -496,7 +496,7 @@ fn a_restarted_recurrent_model_goes_on_from_its_state() {
         assert_eq!(ask(&server, tokens), (from_cache, cold), "{tokens} tokens");
         assert_eq!(server.metric("vllm:external_prefix_cache_hits"), from_cache as f64);
         server.signal(libc::SIGTERM);
-        assert_eq!(server.ended(Duration::from_secs(30)), Some(0));
+        assert_eq!(server.ended(PATIENCE), Some(0));
     }
 }
 
@@ -534,7 +534,7 @@ fn callers_with_different_keys_share_no_disk_cache() {
         let body = json!({"prompt": text(100), "max_tokens": 4, "temperature": 0}).to_string();
         let (cached, _) = said(&whole(server.request_as(key, "POST", "/v1/completions", &body)));
         server.signal(libc::SIGTERM);
-        assert_eq!(server.ended(Duration::from_secs(30)), Some(0));
+        assert_eq!(server.ended(PATIENCE), Some(0));
         cached
     };
     assert_eq!(ask("one\ntwo\n", "one"), 0);

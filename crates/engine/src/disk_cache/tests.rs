@@ -7,7 +7,7 @@ use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
-use tallow_support::golden;
+use tallow_support::{PATIENCE, golden};
 use tempfile::TempDir;
 
 use super::index::lock;
@@ -171,7 +171,7 @@ fn an_evicted_state_comes_back_to_its_pages() {
     disk.save(&runner, scheduler.pool(), usize::MAX);
     let begun = Instant::now();
     while !disk.files.has_room(QUEUED) {
-        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(begun.elapsed() < PATIENCE);
         std::thread::sleep(Duration::from_millis(1));
     }
     let pool = scheduler.pool_mut();

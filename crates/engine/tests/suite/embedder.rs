@@ -15,7 +15,7 @@ use tallow_engine::embedder::{
 use tallow_engine::handle::Failure;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs};
 use tallow_models::spec::encoder::Pooling;
-use tallow_support::text_encoder;
+use tallow_support::{PATIENCE, text_encoder};
 use tokio::sync::oneshot;
 
 const BUDGET: usize = 16;
@@ -136,7 +136,7 @@ fn places_are_bounded_and_given_back() {
     drop(answer);
     let begun = Instant::now();
     while handle.taken() > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "a place was kept");
+        assert!(begun.elapsed() < PATIENCE, "a place was kept");
         std::thread::sleep(Duration::from_millis(2));
     }
     assert_eq!(wait(handle.submit(vec![text(30, 4)]).unwrap()).unwrap().len(), 1);

@@ -14,6 +14,7 @@ use tallow_engine::failure::Unfit;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
 use tallow_engine::sampler::{Needs, Sampler, Sampling};
 use tallow_engine::scheduler::{Limits, Scheduler};
+use tallow_support::PATIENCE;
 
 #[test]
 fn an_answer_is_the_models_and_ends_in_one_event() {
@@ -328,7 +329,7 @@ fn it_drains() {
     let handle = start(64);
     let slow = handle.submit(Request { ignore_end: true, ..request(&[5; 8], 100) }).unwrap();
     let quick = handle.submit(request(&[6; 8], 3)).unwrap();
-    handle.drain(Duration::from_secs(20));
+    handle.drain(PATIENCE);
     assert_eq!(handle.submit(request(&[5], 1)).unwrap_err(), Failure::ShuttingDown);
     for mut r in [slow, quick] {
         let got: Vec<Event> = std::iter::from_fn(|| r.blocking_recv()).collect();

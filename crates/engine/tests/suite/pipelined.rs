@@ -22,7 +22,7 @@ use tallow_engine::scheduler::{ClientId, DraftCosts, Limits, NewSeq, Scheduler, 
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
-use tallow_support::{golden, needed};
+use tallow_support::{PATIENCE, golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -331,7 +331,7 @@ fn the_next_step_is_launched_before_listeners_hear_of_the_last_one() {
     }
 }
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = PATIENCE;
 const SHORT: Duration = Duration::from_millis(20);
 
 fn late() -> Faulty {

@@ -4,7 +4,6 @@
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use crate::common::faulty::{FAILS, Faulty, LOST, PANICS};
 use crate::common::{Wrong, comes_to_rest, ends, info, model, reason, start};
@@ -19,7 +18,7 @@ use tallow_engine::runner::Runner;
 use tallow_engine::sampler::{LogitsPolicy, Sampling};
 use tallow_engine::scheduler::{ClientId, Limits};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
-use tallow_support::golden;
+use tallow_support::{PATIENCE, golden};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 const PAGE: usize = 4;
@@ -304,7 +303,7 @@ fn a_client_with_many_inputs_does_not_delay_another() {
 fn it_drains_and_says_so() {
     let mut handle = start_cpu(60, 1);
     let two = [1, 2].map(|i| handle.submit(request(words(i), 20)).unwrap());
-    handle.drain(Duration::from_secs(20));
+    handle.drain(PATIENCE);
     assert_eq!(handle.submit(request(words(1), 2)).unwrap_err(), Failure::ShuttingDown);
     two.into_iter().for_each(|receiver| assert_eq!(reason(&rest(receiver)), Finish::Length));
     handle.close();

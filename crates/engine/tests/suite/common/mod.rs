@@ -19,7 +19,7 @@ use tallow_engine::sampler::{Choice, Sampling};
 use tallow_engine::scheduler::Limits;
 use tallow_models::decoder::Decoder;
 use tallow_models::{LoadError, Model};
-use tallow_support::{golden, json};
+use tallow_support::{PATIENCE, golden, json};
 use tallow_text::tokenizer::Tokenizer;
 
 pub(crate) const SLOTS: usize = 4;
@@ -151,7 +151,7 @@ pub(crate) fn ends(events: &[Event]) -> usize {
 pub(crate) fn comes_to_rest(handle: &EngineHandle) {
     let begun = Instant::now();
     while handle.taken() > 0 || handle.stats().pages_in_use.load(Ordering::Relaxed) > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", handle.stats());
+        assert!(begun.elapsed() < PATIENCE, "{:?}", handle.stats());
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(handle.stats().page_faults.load(Ordering::Relaxed), 0);

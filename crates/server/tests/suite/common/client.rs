@@ -2,9 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
 
 use serde_json::Value;
+use tallow_support::PATIENCE;
 
 use super::HasAddress;
 
@@ -117,7 +117,7 @@ impl RequestBuilder {
 
 pub(crate) fn connect(server: &impl HasAddress) -> TcpStream {
     let stream = TcpStream::connect(server.address()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }
 

@@ -15,6 +15,7 @@ use tallow_engine::sampler::Sampling;
 use tallow_engine::service::Message;
 use tallow_engine::sim::{self, Script};
 use tallow_server::{LogHealth, Served, Settings};
+use tallow_support::PATIENCE;
 use tallow_text::template::ChatTemplates;
 use tallow_text::tokenizer::{Special, Tokenizer};
 use tokio::runtime::Runtime;
@@ -212,7 +213,7 @@ impl TestServer {
     /// Waits until the server has ended.
     pub(crate) fn join(&mut self) {
         let served = self.served.take().unwrap();
-        let within = async { tokio::time::timeout(Duration::from_secs(20), served).await };
+        let within = async { tokio::time::timeout(PATIENCE, served).await };
         self.runtime.block_on(within).expect("it ends in time").unwrap().unwrap();
     }
 
@@ -231,7 +232,7 @@ impl TestServer {
 pub(crate) fn wait(until: impl Fn() -> bool, what: &str) {
     let begun = Instant::now();
     while !until() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "not in time: {what}");
+        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -56,7 +56,7 @@ impl LoadedModel {
         names: Vec<String>,
         say: &dyn Fn(&Notice),
     ) -> Result<RunningEngine, Failed> {
-        let plan = |device: &Device| Plan::new(&self.model, self.draft.as_ref(), config, device);
+        let plan = |device: &Device| Plan::new(&self.model, self.draft(config), config, device);
         let handle = candidates(config.device.value).and_then(|(devices, why)| {
             if devices.len() > 1 {
                 // A device should not be passed over for a tokenizer that cannot be read: no other device could read
@@ -70,6 +70,16 @@ impl LoadedModel {
             })
         });
         self.after_text_codec(handle)
+    }
+
+    /// Whether tokens may be drafted: a recurrent state that has gone past a wrong token has no way back.
+    fn may_draft(&self, config: &EngineConfig) -> bool {
+        config.speculative.value == Speculative::Auto && !self.model.spec.is_recurrent()
+    }
+
+    /// The draft model, if it is used.
+    fn draft(&self, config: &EngineConfig) -> Option<&Model> {
+        self.draft.as_ref().filter(|_| self.may_draft(config))
     }
 
     /// Warnings about what runs, but slower than users may expect.
@@ -96,8 +106,7 @@ impl LoadedModel {
         names: Vec<String>,
     ) -> Result<RunningEngine, Failed> {
         let limits = self.limits(config, plan);
-        let may_draft = config.speculative.value == Speculative::Auto && !self.model.spec.is_recurrent();
-        let draft = self.draft.clone().filter(|_| may_draft);
+        let (may_draft, draft) = (self.may_draft(config), self.draft(config).cloned());
         let loading = Loading { draft, ..Loading::new(&self.model, plan.context.value, plan.shape) };
         let unwanted = loading.unwanted.clone();
         let info = || {

@@ -166,7 +166,9 @@ fn segments_are_merged_alike() {
     let kv = LayerKv { k: &k, v: &v };
     let numbers = [1, 2, 3].map(|seed| numbers(seed, tokens * heads.q_cols()));
     let attend = |start: usize, rows: usize, window: Option<usize>| {
-        let spans = vec![Span { rows, start, pages: pages.clone().into() }];
+        // The pages say how many segments there may be.
+        let table = pages[..(start + rows).div_ceil(page_len)].to_vec().into();
+        let spans = vec![Span { rows, start, pages: table }];
         let step = Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: vec![], page_len };
         let plan = StepPlan::new(&b, step).unwrap();
         let up = |i: usize, cols: usize| {

@@ -101,8 +101,8 @@ impl Plan {
         Plan { weights, draft: 0, adapters, kv, workspace, context, made_for, slots, shape, device, memory }
     }
 
-    /// The same plan with the memory of captured decode steps, on a device that captures them: small steps use that of large
-    /// ones where it fits, and all of them a scratch page.
+    /// Adds the memory of captured decode steps, on a device that captures them: small steps use that of large ones where it
+    /// fits, and all of them a scratch page.
     fn capturing(self, model: &Model, device: &Device) -> Plan {
         if !device.info().traits().captures {
             return self;

@@ -1,4 +1,4 @@
-//! What it costs the host to launch a decode step on a GPU: op by op, and as a replay of what was captured.
+//! Host time of launching a decode step on a GPU: op by op, and as a replay of captured launches.
 //!
 //! ```text
 //! cargo run --release -p tallow-engine --example launch_cost -- MODEL

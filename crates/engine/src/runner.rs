@@ -3,7 +3,7 @@
 mod logits;
 mod replays;
 
-pub use replays::MOST_ROWS as MOST_REPLAYED_ROWS;
+pub use replays::MOST_REPLAYED_ROWS;
 
 use std::borrow::Cow;
 use std::ops::Range;

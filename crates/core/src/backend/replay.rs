@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::Result;
 
-/// What [`Backend::capture`](crate::Backend::capture) recorded.
+/// Launches recorded by [`Backend::capture`](crate::Backend::capture).
 pub struct Replay(Box<dyn Fn() -> Result<()>>);
 
 impl Replay {

@@ -17,7 +17,7 @@ const DELTA: DeltaHeads =
 const PAGE: usize = 4;
 /// Pages of a sequence.
 const PAGES: usize = 5;
-/// The steps in which each sequence decodes. In the first, second and last few there are few of them, and none at the end.
+/// The steps in which each sequence decodes: one at a time in the first and the last steps, up to four between.
 const SEQUENCES: [std::ops::Range<usize>; 4] = [0..18, 3..9, 5..14, 4..24];
 const SCRATCH: Scratch =
     Scratch { page: (SEQUENCES.len() * PAGES) as u32, state: Some(2 * SEQUENCES.len() as u32) };
@@ -32,7 +32,7 @@ struct Layer<B: Backend> {
     spec: AttnSpec<B>,
 }
 
-/// A layer's cache and states, which begin as garbage.
+/// A layer's KV cache, and recurrent states, which begin as garbage.
 struct Caches<B: Backend> {
     k: Tensor<B>,
     v: Tensor<B>,

@@ -13,7 +13,7 @@ pub struct DecodeRoom {
     pub pages: usize,
 }
 
-/// Where rows without a sequence write.
+/// Scratch memory of the cache, for rows without a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scratch {
     /// A KV cache page.
@@ -50,12 +50,11 @@ impl<B: Memory> DecodePlan<B> {
         let step = self.padded(step)?;
         let (rows, pages) = (self.room.rows, self.room.pages);
         // If it fails half way, nothing is known of what the device holds.
-        let before = std::mem::replace(&mut self.plan, StepPlan::within(&self.all, Step::default(), 0, 0));
+        let before = std::mem::take(&mut self.plan.host);
         let numbers = step.numbers(0);
         b.write(&self.all.matrix(0, 1, numbers.len()), bytemuck::cast_slice(&numbers))?;
         let tables = self.all.len() - rows * pages;
-        let is_new =
-            |row: &usize| before.host.spans.get(*row).is_none_or(|s| s.pages != step.spans[*row].pages);
+        let is_new = |row: &usize| before.spans.get(*row).is_none_or(|s| s.pages != step.spans[*row].pages);
         let mut row = 0;
         while let Some(first) = (row..rows).find(is_new) {
             let end = (first..rows).find(|row| !is_new(row)).unwrap_or(rows);
@@ -120,7 +119,7 @@ mod tests {
         type Pending = Vec<Tensor<Host>>;
 
         fn alloc(&self, dtype: DType, rows: usize, cols: usize) -> Result<Tensor<Host>> {
-            // What a device holds before is anything.
+            // Uninitialised, as on a device.
             Ok(Tensor::whole(Rc::new(RefCell::new(vec![77; rows * cols])), dtype, rows, cols))
         }
 
@@ -170,7 +169,7 @@ mod tests {
         }
     }
 
-    /// What a plan made for the step alone holds is what the refilled one begins with.
+    /// The refilled plan begins with the numbers of a plan made for the step alone.
     fn compare(b: &Host, got: &StepPlan<Host>, step: &Step) {
         let want = StepPlan::new(b, step.clone()).unwrap();
         let read = |t: &Tensor<Host>| b.download::<u32>(t).unwrap();

@@ -11,7 +11,7 @@ use crate::plan;
 use crate::scheduler::Batch;
 
 /// Most sequences of a step that is captured: a step of more takes a device longer than the host takes to launch it.
-pub const MOST_ROWS: usize = 64;
+pub const MOST_REPLAYED_ROWS: usize = 64;
 /// Fewest KV cache pages per sequence that a plan has room for.
 const LEAST_PAGES: usize = 16;
 
@@ -47,7 +47,7 @@ impl<B: Backend> Replays<B> {
     fn room(batch: &Batch) -> Option<DecodeRoom> {
         let parts = &batch.parts;
         let decodes = parts.iter().all(|p| p.tokens.len() == 1 && p.lora.is_none() && p.cross.is_none());
-        if parts.is_empty() || parts.len() > MOST_ROWS || !decodes {
+        if parts.is_empty() || parts.len() > MOST_REPLAYED_ROWS || !decodes {
             return None;
         }
         let pages = parts.iter().map(|part| part.blocks.len()).max()?;
@@ -64,29 +64,20 @@ impl<B: Backend> Replays<B> {
         then: impl Fn(&StepPlan<B>, &Tensor<B>) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
         let Some(room) = Self::room(batch) else { return Ok(None) };
-        let step = plan::build(batch, self.page_len);
+        let step = || plan::build(batch, self.page_len);
         // Put back only if all goes well.
         let taken = self.captured.borrow_mut().remove(&room);
-        let launched = match taken {
-            Some(None) => Ok(None),
-            Some(Some(mut captured)) => {
-                captured.plan.refill(b, step)?;
-                captured.replay.launch()?;
-                Ok(Some(captured))
-            }
-            None => self.capture(b, room, step, forward),
-        };
-        let captured = match launched {
-            Ok(captured) => captured,
-            // There may be enough for the step itself.
-            Err(Error::OutOfMemory { .. }) => None,
-            Err(e) => return Err(e),
+        let captured = match taken {
+            Some(None) => None,
+            Some(Some(captured)) => Some(captured.relaunch(b, step())?),
+            None => self.capture(b, room, step(), forward)?,
         };
         let result = captured.as_ref().map(|captured| then(captured.plan.plan(), &captured.x)).transpose()?;
         self.captured.borrow_mut().insert(room, captured);
         Ok(result)
     }
 
+    /// Captures a step; `None` if the device cannot, or has no memory for it, which may be enough for the step itself.
     fn capture(
         &self,
         b: &B,
@@ -94,14 +85,32 @@ impl<B: Backend> Replays<B> {
         step: Step,
         forward: impl Fn(&StepPlan<B>) -> Result<Tensor<B>, Error>,
     ) -> Result<Option<Captured<B>>, Error> {
-        let mut plan = DecodePlan::new(b, room, self.scratch, self.page_len)?;
-        plan.refill(b, step)?;
-        let mut x = None;
-        let replay = b.capture(&mut || {
-            x = Some(forward(plan.plan())?);
-            Ok(())
-        })?;
-        Ok(replay.zip(x).map(|(replay, x)| Captured { plan, x, replay }))
+        let captured = DecodePlan::new(b, room, self.scratch, self.page_len).and_then(|mut plan| {
+            plan.refill(b, step)?;
+            let mut x = None;
+            let replay = b.capture(&mut || {
+                x = Some(forward(plan.plan())?);
+                Ok(())
+            })?;
+            Ok(replay.zip(x).map(|(replay, x)| Captured { plan, x, replay }))
+        });
+        let why = match captured {
+            Ok(Some(captured)) => return Ok(Some(captured)),
+            Ok(None) => "they cannot be captured".to_owned(),
+            Err(full @ Error::OutOfMemory { .. }) => full.to_string(),
+            Err(e) => return Err(e),
+        };
+        tracing::warn!("decode steps of {} sequences are launched op by op: {why}", room.rows);
+        Ok(None)
+    }
+}
+
+impl<B: Backend> Captured<B> {
+    /// The same with the plan of another step, whose launches are under way.
+    fn relaunch(mut self, b: &B, step: Step) -> Result<Captured<B>, Error> {
+        self.plan.refill(b, step)?;
+        self.replay.launch()?;
+        Ok(self)
     }
 }
 
@@ -266,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_plan_has_at_most_half_as_many_rows_again() {
-        let sizes: Vec<usize> = (1..=MOST_ROWS).map(rows).collect();
+        let sizes: Vec<usize> = (1..=MOST_REPLAYED_ROWS).map(rows).collect();
         assert!(
             sizes.iter().zip(1usize..).all(|(rows, n)| (n..=(3 * n).div_ceil(2)).contains(rows)),
             "{sizes:?}"

@@ -11,7 +11,6 @@ use serde_json::json;
 use tallow_engine::handle::Info;
 use tallow_engine::sim::{self, Script};
 use tallow_server::{Limits, Settings};
-use tallow_support::PATIENCE;
 
 const MIB: usize = 1 << 20;
 
@@ -29,15 +28,12 @@ fn slow(tokens: usize, pace: Duration) -> TestServer {
     ServerBuilder::new(engine).start()
 }
 
-/// Shorter than any time that the server gives a client that stalls: what comes sooner did not wait for one.
-const SOON: Duration = Duration::from_secs(9);
-
-/// A small request is answered soon.
-fn healthy(server: &TestServer) {
+/// A small request is answered within `within`.
+fn healthy(server: &TestServer, within: Duration) {
     let begun = Instant::now();
     let reply = post(CHAT, chat(json!({}))).get(server);
     assert_eq!(reply.status, 200, "{}", reply.text());
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < within, "{:?}", begun.elapsed());
 }
 
 /// Sends the head of a request and the first `sent` bytes of a body of that length, and nothing more.
@@ -55,12 +51,12 @@ fn stalled(server: &TestServer, length: usize, sent: usize) -> TcpStream {
 fn stalled_bodies_hold_nobody_up() {
     let server = start_server(&hello());
     let held: Vec<TcpStream> = (0..64).map(|_| stalled(&server, 1_000_000, 70_000)).collect();
-    healthy(&server);
+    healthy(&server, Duration::from_secs(1));
     let begun = Instant::now();
     let long = json!({"messages": [{"role": "user", "content": "x".repeat(91_000)}]});
     let reply = post(CHAT, long).get(&server);
     assert_eq!((reply.status, reply.error().3.as_deref()), (400, Some("context_length_exceeded")));
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     drop(held);
 }
 
@@ -70,11 +66,11 @@ fn bodies_that_fill_the_memory_and_stall_are_given_up_for_others() {
     // They hold the whole budget for large bodies, and one waits for more.
     let held: Vec<TcpStream> = (0..7).map(|_| stalled(&server, 8 * MIB, 4 * MIB - 1)).collect();
     std::thread::sleep(Duration::from_millis(300));
-    healthy(&server);
+    healthy(&server, Duration::from_secs(1));
     let begun = Instant::now();
     let prompt = "x".repeat(4 * MIB);
     assert_eq!(post(TEXT, json!({"prompt": prompt})).get(&server).status, 400);
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     let mut ends: Vec<Reply> = Vec::new();
     for stream in held {
         stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -101,7 +97,7 @@ fn prompts_that_cannot_fit_cost_little() {
         assert_eq!((reply.status, code.as_deref()), (400, Some("context_length_exceeded")), "{message}");
         assert!(["prompt", "messages"].contains(&param.as_deref().unwrap()));
         assert!(message.contains("more than 256 tokens"), "{message}");
-        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
     // A prompt slightly over the limit is counted exactly.
     let reply = post(TEXT, json!({"prompt": "a".repeat(300)})).get(&server);
@@ -131,7 +127,7 @@ fn large_bodies_of_one_client_do_not_delay_small_ones() {
             .collect();
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         took.sort();
-        assert!(took[5] < SOON, "{took:?}");
+        assert!(took[5] < Duration::from_secs(1), "{took:?}");
     });
 }
 
@@ -162,9 +158,8 @@ fn answers_that_nobody_takes_keep_only_their_own_room() {
     let begun = Instant::now();
     let reply = read(ask());
     assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body[..reply.body.len().min(300)]));
-    // A client has a minute to take its answer.
-    assert!(begun.elapsed() < Duration::from_secs(50), "{:?}", begun.elapsed());
-    healthy(&server);
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    healthy(&server, Duration::from_secs(1));
 }
 
 #[test]
@@ -195,7 +190,7 @@ fn idle_connections_make_way() {
             stream
         })
         .collect();
-    healthy(&server);
+    healthy(&server, Duration::from_secs(1));
     read_until(&mut stream, "[DONE]");
     drop((idle, half));
 }
@@ -266,8 +261,9 @@ fn a_client_that_has_gone_is_told_from_one_that_waits() {
         let client = post(TEXT, text(more)).send(&server);
         wait(|| server.handle.taken() > 0, "it has begun");
         drop(client);
-        // The whole answer would take twenty minutes.
+        let begun = Instant::now();
         server.wait_free();
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     }
 }
 

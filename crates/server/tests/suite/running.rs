@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::client::{Reply, ask, connect, parse, post, read, read_until};
 use crate::common::log;
@@ -316,12 +316,14 @@ fn item_40_an_engine_that_is_stuck_does_not_keep_the_server() {
     let clients: Vec<_> =
         [true, false].iter().map(|s| post(CHAT, chat(json!({"stream": s}))).send(&server)).collect();
     wait(|| server.handle.taken() == 2, "both are taken");
+    let begun = Instant::now();
     server.stop();
     for client in clients {
         let reply = read(client);
         assert_eq!((reply.status, reply.error().3.as_deref()), (503, Some("shutting_down")));
     }
     server.join();
+    assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,12 +5,13 @@ use tallow_core::Result;
 use super::record::Recorded;
 use super::{Gpu, PARAMS};
 
-/// What one submission was made of.
+/// Commands of one submission, and their parameters.
 #[derive(Debug)]
 pub(crate) struct Captured {
     recorded: Vec<Recorded>,
     params: Vec<u8>,
     work: u64,
+    dispatches: usize,
 }
 
 /// A capture under way.
@@ -24,7 +25,13 @@ pub(super) struct Capture {
 impl Capture {
     pub(super) fn add(&mut self, recorded: &[Recorded], params: &[u8], work: u64) {
         if !self.is_given_up && !recorded.is_empty() {
-            self.all.push(Captured { recorded: recorded.to_vec(), params: params.to_vec(), work });
+            let dispatches = recorded.iter().filter(|what| matches!(what, Recorded::Run { .. })).count();
+            self.all.push(Captured {
+                recorded: recorded.to_vec(),
+                params: params.to_vec(),
+                work,
+                dispatches,
+            });
         }
     }
 }
@@ -71,7 +78,7 @@ impl Gpu {
 
     /// Records again what was captured.
     pub(crate) fn replay(&self, captured: &[Captured]) -> Result<()> {
-        for Captured { recorded, params, work } in captured {
+        for Captured { recorded, params, work, dispatches } in captured {
             debug_assert!(params.len() <= PARAMS as usize);
             self.make_room(params.len(), *work)?;
             let mut all = self.params.borrow_mut();
@@ -87,8 +94,7 @@ impl Gpu {
                 other => other.clone(),
             });
             self.recorded.borrow_mut().extend(moved);
-            let runs = recorded.iter().filter(|command| matches!(command, Recorded::Run { .. })).count();
-            self.count(|c| c.dispatches += runs);
+            self.count(|c| c.dispatches += dispatches);
         }
         self.count(|c| c.replays += 1);
         Ok(())

@@ -1,4 +1,4 @@
-//! What a capture must not do: repeat what the host wrote, share its memory with other work, or outlive its work.
+//! Captures do not repeat what the host wrote, share no memory with other work, and end with their own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -48,7 +48,7 @@ fn a_replay_computes_with_what_its_operands_hold_by_then() {
 }
 
 #[test]
-fn captures_share_memory_and_leave_what_they_return_alone() {
+fn captures_leave_alone_what_others_returned() {
     let Some(b) = open() else { return };
     let capture = |len: usize| {
         let x = b.upload_row(&vec![1f32; len]).unwrap();

@@ -13,9 +13,6 @@ use std::time::Duration;
 use sha2::Digest;
 use tallow_hub::{Cache, Event, Hub, HubError, ModelRef, Ranges, Settings, Snapshot, Timing};
 
-/// How long a test waits for what must come, however busy the machine is.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
-
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(crate) const TOKEN: &str = "hf_secret";
 
@@ -297,8 +294,8 @@ pub(crate) fn in_pieces(url: &str) -> Settings {
 
 pub(crate) fn settings(url: &str) -> Settings {
     let timing = Timing {
-        connect: PATIENCE,
-        idle: PATIENCE,
+        connect: Duration::from_secs(5),
+        idle: Duration::from_secs(5),
         tries: 3,
         first_wait: Duration::from_millis(5),
         longest_wait: Duration::from_secs(10),

@@ -235,7 +235,7 @@ impl<B: Memory> StepPlan<B> {
     }
 }
 
-/// KV cache of one layer: one page of keys and one page of values per row.
+/// KV cache of one layer: one page of keys, and one page of values if they are not the keys, per row.
 ///
 /// The layout of tokens, heads and elements within a page is the backend's own; only its `kv_write` and `attend`
 /// depend on it.
@@ -248,8 +248,9 @@ impl<B: Memory> StepPlan<B> {
 pub struct LayerKv<'a, B: Memory> {
     /// [pages, page length * key columns in the cache]
     pub k: &'a Tensor<B>,
-    /// [pages, page length * value columns in the cache]
-    pub v: &'a Tensor<B>,
+    /// [pages, page length * value columns in the cache]; none if the values are the keys, as the latent rows of MLA
+    /// are.
+    pub v: Option<&'a Tensor<B>>,
 }
 
 impl<B: Memory> Clone for LayerKv<'_, B> {

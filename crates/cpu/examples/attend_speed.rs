@@ -31,7 +31,7 @@ struct Layer {
 
 impl Layer {
     fn kv(&self) -> LayerKv<'_, Cpu> {
-        LayerKv { k: &self.k, v: &self.v }
+        LayerKv { k: &self.k, v: Some(&self.v) }
     }
 }
 
@@ -93,7 +93,7 @@ impl Bench {
         let layer = Layer { k: alloc()?, v: alloc()? };
         let (rows, cols) = (plan.host().tokens.len(), self.heads.kv_cols());
         let k = self.cpu.upload(&noise(rows * cols), rows, cols)?;
-        let write = || self.cpu.run(KvWrite { k: &k, v: &k, heads: self.heads, kv: layer.kv(), plan });
+        let write = || self.cpu.run(KvWrite { k: &k, v: Some(&k), heads: self.heads, kv: layer.kv(), plan });
         write()?;
         let begun = Instant::now();
         write()?;

@@ -210,30 +210,44 @@ impl Kernels {
     pub(crate) fn new(isa: Isa) -> Option<&'static Kernels> {
         let table = match isa {
             Isa::Scalar => &scalar::TABLE,
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon => &neon::TABLE,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => &avx2::TABLE,
-            #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => &avxvnni::TABLE,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &avx512::TABLE,
-            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Isa::Amx => &AMX,
-            #[allow(unreachable_patterns, reason = "depends on the system")]
-            _ => return None,
+            isa => Kernels::of_vectors(isa)?,
         };
         isa.is_available().then_some(table)
     }
 
+    /// The kernels for a vector instruction set.
+    #[cfg(not(fuzzing))]
+    fn of_vectors(isa: Isa) -> Option<&'static Kernels> {
+        match isa {
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Some(&neon::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Some(&avx2::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Some(&avxvnni::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Some(&avx512::TABLE),
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Isa::Amx => Some(&AMX),
+            _ => None,
+        }
+    }
+
+    /// Fuzz targets have scalar kernels alone: instrumenting those of all instruction sets takes ten minutes.
+    #[cfg(fuzzing)]
+    fn of_vectors(_: Isa) -> Option<&'static Kernels> {
+        None
+    }
+
     /// Runs a stage of attention with the kernel for the cache's dtype.
     pub(crate) fn attend_stage(&self, t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
-        let kernel = match (&t.k, &t.v) {
-            (Pages::F16(_), Pages::F16(_)) if t.direct() => self.attend_f16,
+        // Keys and values have one type.
+        let kernel = match &t.k {
+            Pages::F16(_) if t.direct() => self.attend_f16,
             // Few models have a bias, and those are small: only the generic kernel supports it with bf16.
-            (Pages::BF16(_), Pages::BF16(_)) if t.bias.is_none() => self.attend_bf16,
-            (Pages::I8(_), Pages::I8(_)) => self.attend_i8,
-            (Pages::F8(_), Pages::F8(_)) if t.direct() => self.attend_f8,
+            Pages::BF16(_) if t.bias.is_none() => self.attend_bf16,
+            Pages::I8(_) => self.attend_i8,
+            Pages::F8(_) if t.direct() => self.attend_f8,
             _ => self.attend,
         };
         kernel(t, stage, scratch);

@@ -5,6 +5,8 @@
 //! ops. Every value is computed in the same order whatever else is in the batch, so a request's output does not
 //! depend on the other requests (batch invariance).
 
+#![cfg_attr(fuzzing, allow(dead_code, reason = "kernels that fuzz targets lack: see `Kernels::of_vectors`"))]
+
 #[cfg(all(test, target_arch = "aarch64"))]
 mod alike;
 mod attention;

@@ -22,10 +22,22 @@ fn noise(seed: u32, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
+/// Values of a case.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Values {
+    /// Different from the keys.
+    Own,
+    /// Equal to the keys, in a tensor of their own.
+    Copied,
+    /// The cache's keys (MLA).
+    Keys,
+}
+
 struct Case {
     heads: Heads,
     dtype: DType,
     window: Option<usize>,
+    values: Values,
 }
 
 impl Case {
@@ -43,12 +55,13 @@ impl Case {
                 .unwrap()
         };
         let cache = || cpu.alloc(dtype, pages, page_len * heads.cache_cols(dtype)).unwrap();
-        let (k, v) = (cache(), cache());
-        let kv = || LayerKv { k: &k, v: &v };
+        let (k, v) = (cache(), (self.values != Values::Keys).then(cache));
+        let kv = || LayerKv { k: &k, v: v.as_ref() };
         let up = |seed, cols| cpu.upload(&noise(seed, LEN * cols), LEN, cols).unwrap();
-        let (new_k, new_v, q) = (up(1, heads.kv_cols()), up(2, heads.kv_cols()), up(3, heads.q_cols()));
-        let all = plan(0..LEN);
-        cpu.run(KvWrite { k: &new_k, v: &new_v, heads, kv: kv(), plan: &all }).unwrap();
+        let seed = if self.values == Values::Own { 2 } else { 1 };
+        let (new_k, new_v, q) = (up(1, heads.kv_cols()), up(seed, heads.kv_cols()), up(3, heads.q_cols()));
+        let (all, new_v) = (plan(0..LEN), (self.values != Values::Keys).then_some(&new_v));
+        cpu.run(KvWrite { k: &new_k, v: new_v, heads, kv: kv(), plan: &all }).unwrap();
         let spec = AttnSpec {
             scale: 0.2,
             window: self.window,
@@ -93,7 +106,7 @@ fn hold(isa: Isa) {
     for (q, kv, dim) in SHAPES {
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
             for window in [None, Some(300), Some(20)] {
-                let case = Case { heads: Heads { q, kv, dim }, dtype, window };
+                let case = Case { heads: Heads { q, kv, dim }, dtype, window, values: Values::Own };
                 let whole = case.rows(&one, 16, 0, LEN);
                 // Steps of one token, and of row counts on both sides of the few/many rows boundary.
                 for (page_len, start, chunk) in [
@@ -151,9 +164,30 @@ fn in_tiles_and_vectors() {
     let (vectors, tiles) = (Cpu::new(Isa::Avx512, 2).unwrap(), Cpu::new(Isa::Amx, 2).unwrap());
     for (q, kv, dim) in SHAPES {
         for window in [None, Some(100)] {
-            let case = Case { heads: Heads { q, kv, dim }, dtype: DType::BF16, window };
+            let heads = Heads { q, kv, dim };
+            let case = Case { heads, dtype: DType::BF16, window, values: Values::Own };
             let same = case.rows(&vectors, 16, 0, LEN) == case.rows(&tiles, 16, 0, LEN);
             assert!(same, "{q}/{kv} heads of {dim}, {window:?}");
+        }
+    }
+}
+
+/// A cache whose values are its keys gives the bits of one that holds both, on every instruction set, for few rows and
+/// many, in whole and in partial blocks.
+#[test]
+fn keys_as_values() {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let cpu = Cpu::new(isa, 2).unwrap();
+        for (q, kv, dim) in [(1, 1, 128), (12, 2, 16), (17, 1, 34), (40, 1, 72), (3, 1, 33)] {
+            for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
+                let case =
+                    |values| Case { heads: Heads { q, kv, dim }, dtype, window: Some(300), values };
+                for (page_len, start, chunk) in [(16, 0, LEN), (32, 595, 1), (24, 570, 15)] {
+                    let [both, keys] = [Values::Copied, Values::Keys]
+                        .map(|values| case(values).rows(&cpu, page_len, start, chunk));
+                    assert!(both == keys, "{isa}, {q}/{kv} heads of {dim}, {dtype:?}, pages of {page_len}");
+                }
+            }
         }
     }
 }

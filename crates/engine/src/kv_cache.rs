@@ -34,7 +34,7 @@ impl KvShape {
 
     /// Bytes of one page over all layers of a model.
     pub fn page_bytes(&self, spec: &DecoderSpec) -> usize {
-        let columns: usize = spec.layers.iter().map(|l| 2 * l.cache_cols(self.dtype)).sum();
+        let columns: usize = spec.layers.iter().map(|l| l.kv_cache_cols(self.dtype)).sum();
         columns * self.page_len * self.dtype.size()
     }
 
@@ -66,7 +66,9 @@ impl<B: Backend> KvPool<B> {
     /// K and V of one page in each layer that has any, as rows of their tensors.
     fn rows(&self, page: usize) -> Vec<Tensor<B>> {
         let of = |layer: &LayerCache<B>| match layer {
-            LayerCache::Pages { k, v } => vec![k.row_range(page..page + 1), v.row_range(page..page + 1)],
+            LayerCache::Pages { k, v } => {
+                [Some(k), v.as_ref()].into_iter().flatten().map(|t| t.row_range(page..page + 1)).collect()
+            }
             LayerCache::None | LayerCache::State { .. } => Vec::new(),
         };
         self.layers.iter().flat_map(of).collect()

@@ -196,13 +196,19 @@ impl From<DenseLayerSpec> for LayerSpec {
 }
 
 impl LayerSpec {
-    /// Columns of a KV cache of `dtype` for one token's keys, or for its values.
+    /// Columns of a KV cache of `dtype` for one token's keys, or for its values if they are not the keys.
     pub fn cache_cols(&self, dtype: DType) -> usize {
         match &self.mixer {
             Mixer::Attention(attention) => attention.heads.cache_cols(dtype),
             Mixer::Mla(mla) => mla.heads().cache_cols(dtype),
             Mixer::SharedKv(_) | Mixer::GatedDelta(_) => 0,
         }
+    }
+
+    /// Columns of a KV cache of `dtype` for one token's keys and values together. Those of MLA are the same row.
+    pub fn kv_cache_cols(&self, dtype: DType) -> usize {
+        let tensors = if matches!(self.mixer, Mixer::Mla(_)) { 1 } else { 2 };
+        tensors * self.cache_cols(dtype)
     }
 
     /// Floats of a sequence's recurrent state.

@@ -2,8 +2,8 @@
 
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, GatedDelta, IndexMode,
-    IndexRows, KvWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope,
-    Route, TailSum, TopK, TopKOut,
+    IndexRows, KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols,
+    QkvPrep, Rope, Route, TailSum, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, HostWeight, Memory, Replay, Result, Stack, Tensor, Trace, Weight, compose,
@@ -251,6 +251,13 @@ impl Backend for Wgpu {
         let out = self.like(op.qkv.rows(), op.heads.q_cols())?;
         self.qkv_prep_into(op, &out)?;
         Ok(out)
+    }
+
+    fn latent_write(&self, op: &LatentWrite<'_, Wgpu>) -> Result<()> {
+        match Wgpu::is_usual(op.norm) {
+            true => self.latent_write_to(op),
+            false => compose::latent_write(self, op),
+        }
     }
 
     fn ffn(&self, op: &Ffn<'_, Wgpu>) -> Result<Tensor<Wgpu>> {

@@ -127,7 +127,7 @@ fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
     let pages: Vec<u32> = (0..23).map(|i| (i * 37 + 5) % PAGES as u32).collect();
     let cache = || b.alloc(dtype, PAGES, page_len * heads.kv_cols()).unwrap();
     let (k, v) = (cache(), cache());
-    let kv = LayerKv { k: &k, v: &v };
+    let kv = LayerKv { k: &k, v: Some(&v) };
     let mut out = Vec::new();
     for (start, rows) in [(0, tokens - 5), (tokens - 5, 5)] {
         let spans = vec![Span { rows, start, pages: pages.clone().into() }];
@@ -137,7 +137,7 @@ fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
             b.upload(&numbers(seed, tokens * cols)[start * cols..(start + rows) * cols], rows, cols).unwrap()
         };
         let (q, k, v) = (up(1, heads.q_cols()), up(2, heads.kv_cols()), up(3, heads.kv_cols()));
-        b.run(KvWrite { k: &k, v: &v, heads, kv, plan: &plan }).unwrap();
+        b.run(KvWrite { k: &k, v: Some(&v), heads, kv, plan: &plan }).unwrap();
         let spec = AttnSpec {
             scale: 0.25,
             window: None,
@@ -163,7 +163,7 @@ fn segments_are_merged_alike() {
     let pages: Vec<u32> = (0..69).map(|i| i * 11 % 69).collect();
     let cache = || b.alloc(DType::F16, 69, page_len * heads.kv_cols()).unwrap();
     let (k, v) = (cache(), cache());
-    let kv = LayerKv { k: &k, v: &v };
+    let kv = LayerKv { k: &k, v: Some(&v) };
     let numbers = [1, 2, 3].map(|seed| numbers(seed, tokens * heads.q_cols()));
     let attend = |start: usize, rows: usize, window: Option<usize>| {
         // The pages say how many segments there may be.
@@ -175,7 +175,7 @@ fn segments_are_merged_alike() {
             b.upload(&numbers[i][start * cols..(start + rows) * cols], rows, cols).unwrap()
         };
         let (q, k, v) = (up(0, heads.q_cols()), up(1, heads.kv_cols()), up(2, heads.kv_cols()));
-        b.run(KvWrite { k: &k, v: &v, heads, kv, plan: &plan }).unwrap();
+        b.run(KvWrite { k: &k, v: Some(&v), heads, kv, plan: &plan }).unwrap();
         let before = b.counts().dispatches;
         let sinks = Some(b.upload_row(&[0.5f32; 8]).unwrap());
         let spec =
@@ -398,8 +398,8 @@ fn a_cache_that_cannot_be_is_refused() {
     let step = Step { tokens: vec![0], spans, states: Vec::new(), outputs: vec![], page_len: 4 };
     let plan = StepPlan::new(&b, step).unwrap();
     let x = b.upload(&[1.0f32; 3], 1, 3).unwrap();
-    let kv = LayerKv { k: &k, v: &v };
-    let why = b.run(KvWrite { k: &x, v: &x, heads, kv, plan: &plan }).unwrap_err().to_string();
+    let kv = LayerKv { k: &k, v: Some(&v) };
+    let why = b.run(KvWrite { k: &x, v: Some(&x), heads, kv, plan: &plan }).unwrap_err().to_string();
     insta::assert_snapshot!(why, @"the GPU failed: a cache of f16 needs heads whose width 2 divides, and these have 3");
 }
 

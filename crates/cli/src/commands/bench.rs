@@ -357,8 +357,8 @@ fn answer_bytes(model: &Model, setup: Setup, test: Test) -> f64 {
         .iter()
         .map(|l| {
             let seen = l.mixer.sees().map_or(depth, |w| depth.min(w as f64));
-            let kept = l.mixer.kv_source().map_or(l, |i| &spec.layers[i]).cache_cols(setup.kv.0);
-            2.0 * kept as f64 * seen
+            let kept = l.mixer.kv_source().map_or(l, |i| &spec.layers[i]).kv_cache_cols(setup.kv.0);
+            kept as f64 * seen
         })
         .sum();
     let states = spec.layers.iter().map(LayerSpec::state_len).sum::<usize>() * DType::F32.size();

@@ -9,8 +9,8 @@ use tallow_quant::Format;
 
 use crate::ops::{
     Activate, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Epilogue, Ffn, Head, IndexMode, IndexRows,
-    KvWrite, Linear, LinearHeads, LinearMany, Lora, LoraDelta, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
-    Rope, lora_deltas,
+    KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Lora, LoraDelta, Matmul, Moe, Normalize,
+    PermuteCols, QkvPrep, Rope, lora_deltas,
 };
 use crate::{
     Activation, Backend, DType, Error, Expert, HostWeight, LinearWeight, LinearWeights, Result,
@@ -164,8 +164,22 @@ pub fn qkv_prep<B: Backend>(b: &B, op: &QkvPrep<'_, B>) -> Result<Tensor<B>> {
         q = b.run(Rope { x: &q, head_dim: op.heads.dim, rope, positions })?;
         k = b.run(Rope { x: &k, head_dim: op.heads.dim, rope, positions })?;
     }
-    b.run(KvWrite { k: &k, v: &v, heads: op.heads, kv: op.kv, plan: op.plan })?;
+    b.run(KvWrite { k: &k, v: Some(&v), heads: op.heads, kv: op.kv, plan: op.plan })?;
     Ok(q)
+}
+
+/// The row for the cache is put together from the rotated elements and the normalized ones, and written.
+pub fn latent_write<B: Backend>(b: &B, op: &LatentWrite<'_, B>) -> Result<()> {
+    let (dim, latent, rotated) = (op.heads.dim, op.norm.weight.cols(), op.rotated());
+    let x = op.x.col_range(0..latent); // [tokens, latent]
+    let x = b.run(Normalize { x: &x, norm: op.norm, residual: None })?;
+    let mut k = b.alloc(DType::F32, op.x.rows(), dim)?; // [tokens, rotated + latent]
+    b.run(Copy { from: &op.x.col_range(latent..dim), to: &k.col_range(0..rotated) })?;
+    b.run(Copy { from: &x, to: &k.col_range(rotated..dim) })?;
+    if let Some(rope) = op.rope {
+        k = b.run(Rope { x: &k, head_dim: dim, rope, positions: &op.plan.positions })?;
+    }
+    b.run(KvWrite { k: &k, v: None, heads: op.heads, kv: op.kv, plan: op.plan })
 }
 
 /// Per sequence: its rows are appended to those in the state, and the shifted copies, each times its weights, are

@@ -9,16 +9,17 @@ use std::time::Instant;
 
 use crate::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexRows, KvWrite,
-    Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep, Rope, Route,
-    TailSum, TopK, TopKOut,
+    LatentWrite, Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, Op, PermuteCols, QkvPrep,
+    Rope, Route, TailSum, TopK, TopKOut,
 };
 use crate::{HostWeight, Memory, Result, Stack, Tensor, Trace, Weight};
 
 /// A device: its [`Memory`] and its queue. The value belongs to one thread, the engine's; it has no global state.
 ///
 /// Ops execute in launch order; results are visible to [`fetch`](Memory::fetch) and after [`sync`](Backend::sync).
-/// Ops return fresh tensors and leave their operands unchanged; only `copy`, `kv_write`, `index_rows` in scatter-add
-/// mode, and `causal_conv` and `gated_delta` (recurrent state) write into memory passed to them.
+/// Ops return fresh tensors and leave their operands unchanged; only `copy`, `kv_write`, `qkv_prep` and `latent_write` (KV
+/// cache), `index_rows` in scatter-add mode, and `causal_conv` and `gated_delta` (recurrent state) write into memory passed
+/// to them.
 ///
 /// Methods expect ops that have been checked. Call [`run`](Backend::run), which checks, records and launches.
 pub trait Backend: Memory {
@@ -130,6 +131,11 @@ pub trait Backend: Memory {
         compose::qkv_prep(self, op)
     }
 
+    /// Norm and RoPE of MLA's latent rows, and their write into the KV cache.
+    fn latent_write(&self, op: &LatentWrite<'_, Self>) -> Result<()> {
+        compose::latent_write(self, op)
+    }
+
     /// Causal convolution over the tokens of each sequence.
     fn causal_conv(&self, op: &CausalConv<'_, Self>) -> Result<Tensor<Self>> {
         compose::causal_conv(self, op)
@@ -211,6 +217,7 @@ dispatch! {
     LinearHeads => linear_heads,
     Lora => lora,
     QkvPrep => qkv_prep,
+    LatentWrite => latent_write,
     CausalConv => causal_conv,
     Ffn => ffn,
     Moe => moe,

@@ -2,13 +2,13 @@ use half::{bf16, f16};
 
 use super::oracle::{self, Attention, Normed, Rounding};
 use super::{Bench, Bounded, Host, Outcome, text};
-use crate::ops::{Attend, KvWrite, QkvPrep};
+use crate::ops::{Attend, KvWrite, LatentWrite, QkvPrep};
 use crate::{
     AttnSpec, Backend, DType, Heads, LayerKv, Norm, NormKind, QkNorm, RopePairs, RopeTable, Span, Step,
     StepPlan, Tensor, compose,
 };
 
-cases!(attend attend_alone qkv_prep);
+cases!(attend attend_alone attend_keys_as_values qkv_prep latent_write);
 
 /// Sequences with Q, K and V for all their positions, and the steps that compute parts of them.
 struct Sequences {
@@ -16,6 +16,8 @@ struct Sequences {
     page_len: usize,
     /// Sequence lengths.
     lens: Vec<usize>,
+    /// Whether the values are not the keys.
+    has_values: bool,
     k: Vec<Host>,
     v: Vec<Host>,
     q: Vec<Host>,
@@ -30,7 +32,12 @@ impl Sequences {
         for h in k.iter_mut().chain(&mut v) {
             h.data.chunks_exact_mut(heads.dim).for_each(away_from_ties);
         }
-        Sequences { heads, page_len, lens: lens.to_vec(), k, v, q }
+        Sequences { heads, page_len, lens: lens.to_vec(), has_values: true, k, v, q }
+    }
+
+    /// The same with keys as values.
+    fn keys_as_values(self) -> Sequences {
+        Sequences { has_values: false, v: self.k.clone(), ..self }
     }
 
     /// The pages of sequence `i`: not shared between sequences, and out of order.
@@ -63,20 +70,21 @@ impl Sequences {
     }
 }
 
-/// KV cache of one layer.
+/// KV cache of one layer; without `v` its values are its keys.
 struct Cache<B: Backend> {
     k: Tensor<B>,
-    v: Tensor<B>,
+    v: Option<Tensor<B>>,
 }
 
 impl<B: Backend> Cache<B> {
     fn new(t: &Bench<'_, B>, s: &Sequences, dtype: DType) -> Result<Cache<B>, String> {
         let page = || t.b.alloc(dtype, s.page_count(), s.page_len * s.heads.cache_cols(dtype)).map_err(text);
-        Ok(Cache { k: page()?, v: page()? })
+        let v = s.has_values.then(page).transpose()?;
+        Ok(Cache { k: page()?, v })
     }
 
     fn kv(&self) -> LayerKv<'_, B> {
-        LayerKv { k: &self.k, v: &self.v }
+        LayerKv { k: &self.k, v: self.v.as_ref() }
     }
 }
 
@@ -89,9 +97,10 @@ fn attend_parts<B: Backend>(
     parts: &[(usize, std::ops::Range<usize>)],
 ) -> Result<Tensor<B>, String> {
     let plan = StepPlan::new(t.b, s.step(parts)).map_err(text)?;
-    let (k, v) = (t.strided(&s.gather(&s.k, parts))?, t.up(&s.gather(&s.v, parts))?);
+    let k = t.strided(&s.gather(&s.k, parts))?;
+    let v = s.has_values.then(|| t.up(&s.gather(&s.v, parts))).transpose()?;
     let q = t.strided(&s.gather(&s.q, parts))?;
-    t.b.run(KvWrite { k: &k, v: &v, heads: s.heads, kv: cache.kv(), plan: &plan }).map_err(text)?;
+    t.b.run(KvWrite { k: &k, v: v.as_ref(), heads: s.heads, kv: cache.kv(), plan: &plan }).map_err(text)?;
     t.b.run(Attend { q: &q, heads: s.heads, spec, kv: cache.kv(), plan: &plan }).map_err(text)
 }
 
@@ -292,6 +301,43 @@ fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
+/// A cache whose values are its keys (MLA): against the oracle, and a token alone as in any batch.
+fn attend_keys_as_values<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    let heads = |q, dim| Heads { q, kv: 1, dim };
+    for (heads, page_len, lens) in [
+        (Heads { q: 4, kv: 2, dim: 12 }, 4, vec![9, 17]),
+        (heads(3, 20), 24, vec![31]),
+        (heads(2, 576), 16, vec![21]),
+        (heads(16, 72), 16, vec![290, 1]),
+        (heads(40, 36), 32, vec![70, 5]),
+    ]
+    .into_iter()
+    .rev()
+    .take(t.suite.sizes)
+    {
+        let s = Sequences::new(heads, page_len, &lens).keys_as_values();
+        let specs = [plain(), AttnSpec { window: Some(7), softcap: Some(0.8), ..plain() }];
+        for (dtype, spec) in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8]
+            .into_iter()
+            .flat_map(|dtype| specs.iter().map(move |spec| (dtype, spec)))
+        {
+            let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
+            let all = attend_parts(t, &s, &Cache::new(t, &s, dtype)?, spec, &whole)?;
+            t.near((heads, page_len, dtype, spec), &all, &answer(t, &s, dtype, spec, (None, None), &whole))?;
+            let mut end = 0;
+            for (i, n) in lens.iter().enumerate() {
+                end += n;
+                // The prompt in one step, then its last token again.
+                let cache = Cache::new(t, &s, dtype)?;
+                attend_parts(t, &s, &cache, spec, &[(i, 0..*n)])?;
+                let last = attend_parts(t, &s, &cache, spec, &[(i, n - 1..*n)])?;
+                t.same((heads, dtype, spec, i), &last, &all.row_range(end - 1..end))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn qkv_prep<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let heads = Heads { q: 4, kv: 2, dim: 10 };
     let s = Sequences::new(heads, 4, &[7, 2]);
@@ -334,6 +380,67 @@ fn qkv_prep<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             t.b.run(Attend { q: &got, heads, spec: &plain(), kv: cache.kv(), plan: &plan }).map_err(text)
         };
         t.like_default((norm_width, "cache"), &attend(&one)?, Ok(attend(&two)?))?;
+    }
+    Ok(())
+}
+
+/// The cache's contents can be compared only through attention: against the oracle's of rows put together in `f64`, and
+/// against the default's.
+fn latent_write<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (latent, others, rotated, pairs) in [
+        (512, 64, Some(64), RopePairs::Interleaved),
+        (24, 12, Some(8), RopePairs::Halves),
+        (20, 4, None, RopePairs::Halves),
+    ] {
+        let heads = Heads { q: 3, kv: 1, dim: latent + others };
+        let s = Sequences::new(heads, 16, &[19, 2]).keys_as_values();
+        let parts = [(0, 0..19), (1, 0..2)];
+        let plan = StepPlan::new(t.b, s.step(&parts)).map_err(text)?;
+        let (given, weight) = (s.gather(&s.k, &parts), Host::random(11, 1, latent));
+        let norm = Norm { kind: NormKind::Rms, weight: t.up(&weight)?, bias: None, eps: 1e-4 };
+        let table = rotated.map(|width| Host::random(8, 19, width));
+        let rope = table
+            .as_ref()
+            .map(|table| Ok::<_, String>(RopeTable { table: t.up(table)?, pairs }))
+            .transpose()?;
+        let places = oracle::row_places(&plan.host().spans);
+        let row = |r: usize| -> Vec<f32> {
+            let x: Vec<f64> = given.row(r).iter().map(|x| f64::from(*x)).collect();
+            let norm = Normed { kind: NormKind::Rms, weight: &weight, bias: None, eps: 1e-4 };
+            let front = match &table {
+                Some(table) => oracle::rotate(&x[latent..], table.row(places[r].1), pairs),
+                None => x[latent..].to_vec(),
+            };
+            front.into_iter().chain(norm.row(&x[..latent])).map(|x| x as f32).collect()
+        };
+        let rows = |r: std::ops::Range<usize>| Host {
+            rows: r.len(),
+            data: r.flat_map(row).collect(),
+            cols: heads.dim,
+        };
+        let keys = vec![rows(0..19), rows(19..21)];
+        let (x, q) = (t.strided(&given)?, t.up(&s.gather(&s.q, &parts))?);
+        let spec = AttnSpec { scale: 0.05, ..plain() };
+        let want = Sequences { v: keys.clone(), k: keys, ..s };
+        // Where elements are rounded, the last bit of a norm may decide which way.
+        for dtype in [DType::F32, DType::F16, DType::I8] {
+            let (one, two) = (Cache::new(t, &want, dtype)?, Cache::new(t, &want, dtype)?);
+            let op = |kv| LatentWrite { x: &x, norm: &norm, rope: rope.as_ref(), heads, kv, plan: &plan };
+            t.b.run(op(one.kv())).map_err(text)?;
+            compose::latent_write(t.b, &op(two.kv())).map_err(text)?;
+            let attend = |cache: &Cache<B>| {
+                t.b.run(Attend { q: &q, heads, spec: &spec, kv: cache.kv(), plan: &plan }).map_err(text)
+            };
+            let got = attend(&one)?;
+            if dtype == DType::F32 {
+                t.near((latent, others, dtype), &got, &answer(t, &want, dtype, &spec, (None, None), &parts))?;
+                t.like_default((latent, others, dtype), &got, Ok(attend(&two)?))?;
+                continue;
+            }
+            let default: Vec<f32> = t.down(&attend(&two)?)?;
+            let data = default.iter().map(|x| (f64::from(*x), 2e-2)).collect();
+            t.near((latent, others, dtype), &got, &Bounded { data, rows: got.rows(), cols: got.cols() })?;
+        }
     }
     Ok(())
 }

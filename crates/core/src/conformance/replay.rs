@@ -68,8 +68,8 @@ impl<B: Backend> Layer<B> {
         let embed = |table| b.run(Embed { table, ids: &plan.tokens, scale: 1.0 });
         let [q, k, v] = self.tables.each_ref().map(embed);
         let (q, k, v) = (q?, k?, v?);
-        let kv = LayerKv { k: &caches.k, v: &caches.v };
-        b.run(KvWrite { k: &k, v: &v, heads: HEADS, kv, plan })?;
+        let kv = LayerKv { k: &caches.k, v: Some(&caches.v) };
+        b.run(KvWrite { k: &k, v: Some(&v), heads: HEADS, kv, plan })?;
         let x = b.run(Attend { q: &q, heads: HEADS, spec: &self.spec, kv, plan })?; // [rows, 32]
         let y = b.run(CausalConv { x: &x, weight: &self.conv, window: &caches.window, plan })?;
         let qk = y.col_range(0..12);

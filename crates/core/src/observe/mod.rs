@@ -224,21 +224,24 @@ impl<B: Backend> Backend for Observed<B> {
     }
 
     fn kv_write(&self, op: &KvWrite<'_, Self>) -> Result<()> {
-        let (k, v, plan) = (&op.k.inner(), &op.v.inner(), &op.plan.inner());
-        let kv = LayerKv { k: &op.kv.k.inner(), v: &op.kv.v.inner() };
-        self.inner.kv_write(&KvWrite { k, v, heads: op.heads, kv, plan })
+        let (k, v, plan) = (&op.k.inner(), op.v.map(Inner::inner), &op.plan.inner());
+        let (cache_k, cache_v) = (&op.kv.k.inner(), op.kv.v.map(Inner::inner));
+        let kv = LayerKv { k: cache_k, v: cache_v.as_ref() };
+        self.inner.kv_write(&KvWrite { k, v: v.as_ref(), heads: op.heads, kv, plan })
     }
 
     fn attend(&self, op: &Attend<'_, Self>) -> Result<Tensor<Self>> {
         let (q, spec, plan) = (&op.q.inner(), &op.spec.inner(), &op.plan.inner());
-        let kv = LayerKv { k: &op.kv.k.inner(), v: &op.kv.v.inner() };
+        let (cache_k, cache_v) = (&op.kv.k.inner(), op.kv.v.map(Inner::inner));
+        let kv = LayerKv { k: cache_k, v: cache_v.as_ref() };
         self.inner.attend(&Attend { q, heads: op.heads, spec, kv, plan }).map(outer)
     }
 
     fn qkv_prep(&self, op: &QkvPrep<'_, Self>) -> Result<Tensor<Self>> {
         let (qk_norm, rope) = (op.qk_norm.map(Inner::inner), op.rope.map(Inner::inner));
         let (qkv, qk_norm, rope) = (&op.qkv.inner(), qk_norm.as_ref(), rope.as_ref());
-        let kv = LayerKv { k: &op.kv.k.inner(), v: &op.kv.v.inner() };
+        let (cache_k, cache_v) = (&op.kv.k.inner(), op.kv.v.map(Inner::inner));
+        let kv = LayerKv { k: cache_k, v: cache_v.as_ref() };
         let plan = &op.plan.inner();
         self.inner.qkv_prep(&QkvPrep { qkv, heads: op.heads, qk_norm, rope, kv, plan }).map(outer)
     }

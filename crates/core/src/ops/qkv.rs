@@ -1,4 +1,4 @@
-use super::kv::check_kv;
+use super::kv::{check_kv, check_values};
 use super::{Check, Op};
 use crate::{Heads, LayerKv, Memory, QkNorm, Result, RopeTable, StepPlan, Tensor};
 
@@ -36,6 +36,7 @@ impl<B: Memory> Op for QkvPrep<'_, B> {
             let (width, dim) = (rope.table.cols(), self.heads.dim);
             c.that(width <= dim, "the rotation's width", format_args!("at most {dim}"), width)?;
         }
+        check_values(&c, &self.kv, true)?;
         check_kv(&c, &self.kv, self.heads, self.plan)
     }
 }

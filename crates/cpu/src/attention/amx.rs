@@ -22,7 +22,7 @@ use super::page::{Pages, Spread};
 use super::paired::{self, SPAN};
 use super::softmax::{self, OnlineSoftmax, padded};
 use super::weights;
-use super::{AttendTask, BLOCK, Partials, SEGMENT, Stage, finish, split};
+use super::{AttendTask, BLOCK, Partials, SEGMENT, Stage, finish, keys_as_values, split};
 use crate::mat::Mat;
 use crate::simd::amx::{TileShapes, configure};
 use crate::simd::{self, Avx512};
@@ -47,7 +47,11 @@ pub(crate) fn takes(t: &AttendTask<'_>, stage: &Stage<'_>) -> bool {
 
 /// [`attend_bf16`](super::attend_bf16) of what it [`takes`].
 pub(crate) unsafe fn attend_bf16(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
-    let (Pages::BF16(k), Pages::BF16(v)) = (t.k, t.v) else { return };
+    let Pages::BF16(k) = t.k else { return };
+    let v = match t.v {
+        Some(Pages::BF16(v)) => Some(v),
+        _ => None,
+    };
     // SAFETY: the caller upholds the same contract.
     unsafe {
         configure(TileShapes::Full);
@@ -59,7 +63,8 @@ pub(crate) unsafe fn attend_bf16(t: &AttendTask<'_>, stage: &Stage<'_>, scratch:
 #[derive(Clone, Copy)]
 struct Cache<'a> {
     k: Mat<'a, bf16>,
-    v: Mat<'a, bf16>,
+    /// None if the values are the keys.
+    v: Option<Mat<'a, bf16>>,
 }
 
 /// Scratch: tiles one after another, each 16 rows of one 64-byte line.
@@ -243,6 +248,10 @@ unsafe fn copy_keys(t: &AttendTask<'_>, from: Cache<'_>, scratch: &TileScratch<'
 /// Copies the values likewise. Those past the sequence's end are zero.
 #[inline(always)]
 unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, scratch: &TileScratch<'_>, index: usize) {
+    let Some(values) = from.v else {
+        // SAFETY: the caller upholds the same contract.
+        return unsafe { copy_keys_as_values(t, from.k, scratch, index) };
+    };
     let start = index * SEGMENT;
     let seen = stretches(start, t.see(0..t.count()));
     let layout = t.layout();
@@ -253,7 +262,7 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, scratch: &TileScratch
         for at in seen.step_by(2) {
             let value = |at: usize| {
                 let (page, slot) = t.slot((start + at).min(t.len - 1));
-                from.v.row(page)[layout.value(t.head, slot).at..][..dim].as_ptr()
+                values.row(page)[layout.value(t.head, slot).at..][..dim].as_ptr()
             };
             let (one, two) = (value(at), value(at + 1));
             let left = t.len.saturating_sub(start + at);
@@ -270,6 +279,43 @@ unsafe fn copy_values(t: &AttendTask<'_>, from: Cache<'_>, scratch: &TileScratch
                 let to = scratch.v.add((column / SIDE * SPANS + at / SPAN) * TILE + at % SPAN / 2 * 64);
                 _mm512_store_si512(to.cast(), _mm512_permutexvar_epi16(turns, both));
             }
+        }
+    }
+}
+
+/// Lays out the keys as values.
+#[inline(always)]
+unsafe fn copy_keys_as_values(
+    t: &AttendTask<'_>,
+    from: Mat<'_, bf16>,
+    scratch: &TileScratch<'_>,
+    index: usize,
+) {
+    let start = index * SEGMENT;
+    let (layout, dim, dims) = (t.layout(), t.heads.dim, scratch.dims);
+    let mut block = Vec::new();
+    for at in stretches(start, t.see(0..t.count())).step_by(BLOCK) {
+        let len = t.len.saturating_sub(start + at).min(BLOCK);
+        let keys: &[bf16] = if len == 0 {
+            &[]
+        } else if t.page_len.is_multiple_of(BLOCK) {
+            let (page, slot) = t.slot(start + at);
+            &from.row(page)[layout.block(t.head, slot)..][..BLOCK * dim]
+        } else {
+            block.resize(BLOCK * dim, bf16::ZERO);
+            for i in 0..len {
+                let (page, slot) = t.slot(start + at + i);
+                let (page, key) = (from.row(page), layout.key(t.head, slot));
+                (0..dim).for_each(|d| block[d * BLOCK + i] = page[key.element(d)]);
+            }
+            &block
+        };
+        let keys: &[u16] = bytemuck::cast_slice(keys);
+        for column in (0..dims).step_by(SIDE) {
+            let tile = (column / SIDE * SPANS + at / SPAN) * TILE + at % SPAN / 2 * 64;
+            // SAFETY: the scratch has a segment of tiles, and a block is half of one.
+            let lines = unsafe { &mut *scratch.v.add(tile).cast() };
+            keys_as_values::tile_lines(&keys[keys.len().min(column * BLOCK)..], len, lines);
         }
     }
 }
@@ -461,17 +507,18 @@ fn fetch(t: &AttendTask<'_>, from: Cache<'_>, index: usize, row: usize) {
     // Elements per line; lines per block, and lines of the segment's keys and values per row.
     const LINE: usize = 32;
     let block = BLOCK * t.heads.dim / LINE;
-    let each = (2 * SEGMENT / BLOCK * block).div_ceil(t.count());
+    let tensors = if from.v.is_some() { 2 } else { 1 };
+    let each = (tensors * SEGMENT / BLOCK * block).div_ceil(t.count());
     let mut line = row * each;
     let end = line + each;
     while line < end {
         let (which, first) = (line / block, line % block);
-        let position = index * SEGMENT + which / 2 * BLOCK;
-        if which >= 2 * SEGMENT / BLOCK || position >= t.len {
+        let position = index * SEGMENT + which / tensors * BLOCK;
+        if which >= tensors * SEGMENT / BLOCK || position >= t.len {
             return;
         }
         let (page, slot) = t.slot(position);
-        let pages = if which % 2 == 0 { from.k } else { from.v };
+        let pages = from.v.filter(|_| which % 2 == 1).unwrap_or(from.k);
         let p = pages.row(page)[layout.block(t.head, slot)..].as_ptr();
         let count = (block - first).min(end - line);
         for i in first..first + count {

@@ -13,7 +13,8 @@ use super::codes;
 use super::page::{Bring, Direct, STREAMS, Segment};
 use super::softmax::padded;
 use super::weights::Weight;
-use super::{AttendTask, BLOCK, BLOCKS, Pages, Products, SEGMENT, TILE, Work, rows_at_once, with_rows};
+use super::{AttendTask, BLOCK, BLOCKS, Pages, Products, SEGMENT, TILE, Work};
+use super::{keys_as_values, rows_at_once, with_rows};
 use crate::simd::{self, Lines};
 
 /// 32-bit words per line (64 bytes), as many as slots per block.
@@ -61,16 +62,30 @@ fn copy(t: &AttendTask<'_>, index: usize, k: &mut [i8], v: &mut [i8]) {
     let (dim, start, layout) = (t.heads.dim, index * SEGMENT, t.layout());
     let wide = dim.next_multiple_of(2);
     let count = SEGMENT * wide;
+    let Pages::I8(from_k) = t.k else { return };
+    if layout.paired && t.v.is_none() {
+        let blocks = k[..count].chunks_exact_mut(BLOCK * dim).zip(v[..count].chunks_exact_mut(BLOCK * dim));
+        for (first, (k, v)) in (start..t.len.min(start + SEGMENT)).step_by(BLOCK).zip(blocks) {
+            let (page, slot) = t.slot(first);
+            k.copy_from_slice(&from_k.row(page)[layout.block(t.head, slot)..][..BLOCK * dim]);
+            keys_as_values::pairs(k, dim, v);
+        }
+        return;
+    }
     k[..count].fill(0);
     v[..count].fill(0);
-    let (Pages::I8(from_k), Pages::I8(from_v)) = (t.k, t.v) else { return };
+    let from_v = match t.v {
+        Some(Pages::I8(v)) => Some(v),
+        _ => None,
+    };
     for i in 0..t.len.saturating_sub(start).min(SEGMENT) {
         let ((page, slot), block) = (t.slot(start + i), i / BLOCK * BLOCK * wide);
         let (key, value) = (layout.key(t.head, slot), layout.value(t.head, slot));
-        let (from_k, from_v, i) = (from_k.row(page), from_v.row(page), i % BLOCK);
+        let (from_k, from_v, i) = (from_k.row(page), from_v.map(|v| v.row(page)), i % BLOCK);
         for d in 0..dim {
-            k[block + d / 2 * 2 * BLOCK + 2 * i + d % 2] = from_k[key.element(d)];
-            v[block + i / 2 * 2 * wide + 2 * d + i % 2] = from_v[value.element(d)];
+            let k_element = from_k[key.element(d)];
+            k[block + d / 2 * 2 * BLOCK + 2 * i + d % 2] = k_element;
+            v[block + i / 2 * 2 * wide + 2 * d + i % 2] = from_v.map_or(k_element, |v| v[value.element(d)]);
         }
     }
 }

@@ -28,6 +28,7 @@ mod bytes;
 mod codes;
 mod floats;
 mod gather;
+mod keys_as_values;
 mod page;
 mod paired;
 mod score;
@@ -81,7 +82,8 @@ pub(crate) struct AttendTask<'a> {
     pub pages: &'a [u32],
     pub page_len: usize,
     pub k: Pages<'a>,
-    pub v: Pages<'a>,
+    /// None if the values are the keys.
+    pub v: Option<Pages<'a>>,
     pub heads: Heads,
     /// Index of the KV head.
     pub head: usize,
@@ -245,9 +247,9 @@ impl AttendTask<'_> {
         self.scale * std::f32::consts::LOG2_E
     }
 
-    /// Whether reading the pages in place beats copying them.
+    /// Whether the pages are read in place: that beats copying them, and values lie there as values do.
     pub(crate) fn direct(&self) -> bool {
-        self.page_len.is_multiple_of(BLOCK) && self.count() < MANY
+        self.v.is_some() && self.page_len.is_multiple_of(BLOCK) && self.count() < MANY
     }
 }
 
@@ -256,7 +258,7 @@ impl AttendTask<'_> {
 pub(crate) unsafe fn attend<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let SegmentScratch { k, v, mut work } = SegmentScratch::new(scratch, t.count(), t.heads.dim, true);
     let from = match (&t.k, &t.v) {
-        (Pages::F32(k), Pages::F32(v)) if t.direct() => Wide::Direct(Direct { k: *k, v: *v }),
+        (Pages::F32(k), Some(Pages::F32(v))) if t.direct() => Wide::Direct(Direct { k: *k, v: *v }),
         _ => Wide::Copied { k, v },
     };
     // SAFETY: the scratch has the sizes that the function expects; the caller guarantees the instruction set.
@@ -271,7 +273,7 @@ pub(crate) unsafe fn attend_as_is<S: Weight, E: InPages>(
     scratch: &mut Vec<f32>,
 ) {
     let mut buffers = SegmentScratch::new(scratch, t.count(), t.heads.dim, false);
-    if let (Some(k), Some(v)) = (E::of(t.k), E::of(t.v)) {
+    if let (Some(k), Some(v)) = (E::of(t.k), t.v.and_then(E::of)) {
         // SAFETY: the scratch has the sizes that the function expects; the caller guarantees the instruction set.
         unsafe { run::<S, Floats<E>, _>(t, stage, &mut buffers.work, Direct { k, v }) }
     }
@@ -285,7 +287,7 @@ pub(crate) unsafe fn attend_bf16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_
     // SAFETY: the scratch has the sizes that the functions expect; the caller guarantees the instruction set.
     unsafe {
         match (t.k, t.v) {
-            (Pages::BF16(k), Pages::BF16(v)) if t.direct() => {
+            (Pages::BF16(k), Some(Pages::BF16(v))) if t.direct() => {
                 run::<S, Paired<_>, _>(t, stage, &mut work, Direct { k, v });
             }
             _ => {
@@ -302,13 +304,15 @@ pub(crate) unsafe fn attend_i8<S: Weight + Lines>(
     stage: &Stage<'_>,
     scratch: &mut Vec<f32>,
 ) {
-    let paired = t.layout().paired;
+    let direct = match (t.k, t.v) {
+        (Pages::I8(k), Some(Pages::I8(v))) if t.layout().paired => Some(Direct { k, v }),
+        _ => None,
+    };
     let SegmentScratch { k: copy_k, v: copy_v, mut work } =
-        SegmentScratch::new(scratch, t.count(), t.heads.dim, !paired);
-    let (Pages::I8(k), Pages::I8(v)) = (t.k, t.v) else { return };
-    let from = match paired {
-        true => FromBytes::Direct(Direct { k, v }),
-        false => FromBytes::copied(copy_k, copy_v),
+        SegmentScratch::new(scratch, t.count(), t.heads.dim, direct.is_none());
+    let from = match direct {
+        Some(direct) => FromBytes::Direct(direct),
+        None => FromBytes::copied(copy_k, copy_v),
     };
     // SAFETY: the scratch has the sizes that the function expects; the caller guarantees the instruction set.
     unsafe { run::<S, Bytes, _>(t, stage, &mut work, from) }

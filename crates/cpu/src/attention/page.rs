@@ -5,6 +5,8 @@
 //! value, nothing is summed across lanes, and a block is contiguous. If the page length is not a multiple of a block,
 //! the last block is shorter. 8-bit elements are followed by the `f32` scales of the head's slots.
 //!
+//! A cache whose values are its keys has pages of keys alone (see [`keys_as_values`]).
+//!
 //! i8 elements are multiplied in pairs (paired layout). So two elements of a key are adjacent,
 //! `[block][element / 2][slot][2]`, and two slots of a value, `[block][slot / 2][element][2]`, if pages are whole
 //! blocks and the head dimension is even.
@@ -12,7 +14,7 @@
 use half::{bf16, f16};
 use tallow_core::{Backend, DType, Tensor};
 
-use super::{AttendTask, BLOCK, BLOCKS, SEGMENT};
+use super::{AttendTask, BLOCK, BLOCKS, SEGMENT, keys_as_values};
 use crate::mat::Mat;
 use crate::memory::Buf;
 use crate::simd::{self, Element, F8, Simd};
@@ -303,14 +305,22 @@ unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mu
                 let (page, slot) = t.slot(first);
                 let at = layout.block(t.head, slot);
                 t.k.read::<S>(page, at, k);
-                t.v.read::<S>(page, at, v);
+                match &t.v {
+                    Some(pages) => pages.read::<S>(page, at, v),
+                    None => keys_as_values::floats(k, dim, v),
+                }
                 continue;
             }
             for i in 0..BLOCK.min(end - first) {
                 let (page, slot) = t.slot(first + i);
                 let (key, value) = (layout.key(t.head, slot), layout.value(t.head, slot));
                 (0..dim).for_each(|d| k[d * BLOCK + i] = t.k.element(page, key.element(d)));
-                (0..dim).for_each(|d| v[i * dim + d] = t.v.element(page, value.element(d)));
+                (0..dim).for_each(|d| {
+                    v[i * dim + d] = match &t.v {
+                        Some(pages) => pages.element(page, value.element(d)),
+                        None => k[d * BLOCK + i],
+                    }
+                });
             }
         }
     }
@@ -336,7 +346,7 @@ impl AttendTask<'_> {
         // If pages are whole blocks, the scales of a block are one cache line.
         let step = if self.page_len.is_multiple_of(BLOCK) { BLOCK } else { 1 };
         let size = size_of::<f32>();
-        for (pages, out) in [(self.k, k), (self.v, v)] {
+        for (pages, out) in [(self.k, k), (self.v.unwrap_or(self.k), v)] {
             out[end - start..].fill(0.0);
             let place = |at: usize| {
                 let (page, slot) = self.slot(at);

@@ -13,7 +13,7 @@ impl Cpu {
         // Journey, stop 7: attention. Each token attends to those before it, in the pages of the KV cache.
         let out = self.alloc(DType::F32, op.q.rows(), op.q.cols())?;
         let (m, q, kernels) = (MatMut::new(&out), Mat::new(op.q), self.kernels);
-        let (k, v) = (Pages::new(op.kv.k), Pages::new(op.kv.v));
+        let (k, v) = (Pages::new(op.kv.k), op.kv.v.map(Pages::new));
         let group = op.heads.q / op.heads.kv;
         // Tokens per task: enough query rows to use a segment of keys well, few enough to balance the threads.
         let enough = 4 * self.threads();

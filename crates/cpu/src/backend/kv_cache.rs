@@ -124,7 +124,8 @@ unsafe fn put<T: bytemuck::Pod>(
 /// Writer of a step's tokens into a layer's KV cache. `PageLayout` has the layout of a page.
 pub(crate) struct CacheWriter<'a> {
     k: PagesMut<'a>,
-    v: PagesMut<'a>,
+    /// None if the values are the keys.
+    v: Option<PagesMut<'a>>,
     slots: &'a [u32],
     layout: PageLayout,
     kernels: &'static Kernels,
@@ -137,28 +138,30 @@ impl<'a> CacheWriter<'a> {
         plan: &'a StepPlan<Cpu>,
         dim: usize,
     ) -> CacheWriter<'a> {
-        let (k, v) = (PagesMut::new(kv.k), PagesMut::new(kv.v));
+        let (k, v) = (PagesMut::new(kv.k), kv.v.map(PagesMut::new));
         let layout = PageLayout::new(plan.host().page_len, dim, kv.k.dtype());
         CacheWriter { k, v, slots: Mat::new(&plan.slots).row(0), layout, kernels }
     }
 
-    /// Stores one token's keys and values.
+    /// Stores one token's keys, and its values if the cache has them.
     ///
     /// # Safety
     ///
     /// Nobody else may write this token meanwhile.
-    pub(crate) unsafe fn put(&self, token: usize, k: &[f32], v: &[f32]) {
+    pub(crate) unsafe fn put(&self, token: usize, k: &[f32], v: Option<&[f32]>) {
         let (len, dim) = (self.layout.page_len, self.layout.dim);
         let (page, slot) = (self.slots[token] as usize / len, self.slots[token] as usize % len);
-        for (head, (k, v)) in k.chunks_exact(dim).zip(v.chunks_exact(dim)).enumerate() {
-            let scale = self.layout.scale(head, slot);
-            let key = Place { elements: self.layout.key(head, slot), scale };
-            let value = Place { elements: self.layout.value(head, slot), scale };
+        let scale = |head| self.layout.scale(head, slot);
+        for (head, k) in k.chunks_exact(dim).enumerate() {
+            let key = Place { elements: self.layout.key(head, slot), scale: scale(head) };
             // SAFETY: each token has a slot of its own in the cache, and the caller alone writes this token.
-            unsafe {
-                self.k.put(self.kernels, page, &key, k);
-                self.v.put(self.kernels, page, &value, v);
-            }
+            unsafe { self.k.put(self.kernels, page, &key, k) };
+        }
+        let Some((pages, v)) = self.v.as_ref().zip(v) else { return };
+        for (head, v) in v.chunks_exact(dim).enumerate() {
+            let value = Place { elements: self.layout.value(head, slot), scale: scale(head) };
+            // SAFETY: as above.
+            unsafe { pages.put(self.kernels, page, &value, v) };
         }
     }
 }

@@ -19,8 +19,8 @@ mod roofline;
 use tallow_core::ops::Epilogue;
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, EltwiseOp, Embed, Ffn, GatedDelta, Head, IndexMode,
-    IndexRows, KvWrite, Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
-    Rope, Route, TailSum, TopK, TopKOut,
+    IndexRows, KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize,
+    PermuteCols, QkvPrep, Rope, Route, TailSum, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, Error, HostWeight, Memory, Norm, QkNorm, Result, Tensor, Trace, Weight, compose,
@@ -111,11 +111,11 @@ impl Backend for Cpu {
     }
 
     fn kv_write(&self, op: &KvWrite<'_, Cpu>) -> Result<()> {
-        let (k, v) = (Mat::<f32>::new(op.k), Mat::<f32>::new(op.v));
+        let (k, v) = (Mat::<f32>::new(op.k), op.v.map(Mat::<f32>::new));
         let writer = CacheWriter::new(self.kernels, op.kv, op.plan, op.heads.dim);
         self.by_tokens(k.rows, 4 * op.k.len(), |_, token| {
             // SAFETY: each token belongs to one piece.
-            unsafe { writer.put(token, k.row(token), v.row(token)) };
+            unsafe { writer.put(token, k.row(token), v.as_ref().map(|v| v.row(token))) };
         });
         Ok(())
     }
@@ -315,10 +315,33 @@ impl Backend for Cpu {
             unsafe {
                 for_q.run(kernels, q, positions[token], m.row(token));
                 for_k.run(kernels, k, positions[token], rotated);
-                writer.put(token, rotated, v);
+                writer.put(token, rotated, Some(v));
             }
         });
         Ok(out)
+    }
+
+    fn latent_write(&self, op: &LatentWrite<'_, Cpu>) -> Result<()> {
+        let (x, dim, latent) = (Mat::<f32>::new(op.x), op.heads.dim, op.norm.weight.cols());
+        let others = op.rotated();
+        let positions = Mat::<u32>::new(&op.plan.positions).row(0);
+        let rope = op.rope.map(|rope| (Mat::new(&rope.table), rope.pairs));
+        let (of_latent, of_others) = (
+            Prep { norm: Some(norm_task(op.norm)), rope: None, dim: latent },
+            Prep { norm: None, rope, dim: others },
+        );
+        let writer = CacheWriter::new(self.kernels, op.kv, op.plan, dim);
+        let kernels = self.kernels;
+        self.by_tokens(x.rows, 8 * op.x.len(), |scratch, token| {
+            scratch.floats.resize(scratch.floats.len().max(dim), 0.0);
+            let row = &mut scratch.floats[..dim];
+            let (from, (front, back)) = (x.row(token), row.split_at_mut(others));
+            of_others.run(kernels, &from[latent..], positions[token], front);
+            of_latent.run(kernels, &from[..latent], positions[token], back);
+            // SAFETY: each token belongs to one piece.
+            unsafe { writer.put(token, row, None) };
+        });
+        Ok(())
     }
 
     fn ffn(&self, op: &Ffn<'_, Cpu>) -> Result<Tensor<Cpu>> {

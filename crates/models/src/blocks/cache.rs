@@ -11,8 +11,8 @@ pub enum LayerCache<B: Backend> {
     Pages {
         /// [pages, page length * key columns]
         k: Tensor<B>,
-        /// [pages, page length * value columns]
-        v: Tensor<B>,
+        /// [pages, page length * value columns]; none if the values are the keys (MLA).
+        v: Option<Tensor<B>>,
     },
     /// No cache: the layer reads another's (shared KV).
     None,
@@ -38,7 +38,8 @@ impl<B: Backend> LayerCache<B> {
         let page = || b.alloc(dtype, pages, page_len * layer.cache_cols(dtype));
         let state = |len: usize| b.alloc(DType::F32, state_rows, len);
         Ok(match &layer.mixer {
-            Mixer::Attention(_) | Mixer::Mla(_) => LayerCache::Pages { k: page()?, v: page()? },
+            Mixer::Attention(_) => LayerCache::Pages { k: page()?, v: Some(page()?) },
+            Mixer::Mla(_) => LayerCache::Pages { k: page()?, v: None },
             Mixer::SharedKv(_) => LayerCache::None,
             Mixer::GatedDelta(delta) => LayerCache::State {
                 window: state(delta.window_len())?,
@@ -50,7 +51,7 @@ impl<B: Backend> LayerCache<B> {
     /// The KV cache; an error if the layer has none.
     pub fn kv(&self) -> Result<LayerKv<'_, B>> {
         match self {
-            LayerCache::Pages { k, v } => Ok(LayerKv { k, v }),
+            LayerCache::Pages { k, v } => Ok(LayerKv { k, v: v.as_ref() }),
             LayerCache::State { .. } => Err(other("keys and values", "a state")),
             LayerCache::None => Err(other("keys and values", "nothing")),
         }

@@ -54,7 +54,7 @@ impl<B: Backend> CrossAttention<B> {
     pub fn project_kv(&self, b: &B, x: &Tensor<B>, plan: &StepPlan<B>, kv: LayerKv<'_, B>) -> Result<()> {
         let k = b.run(Linear { x, weights: &self.k, epilogue: Epilogue::NONE })?; // [tokens, kv * dim]
         let v = b.run(Linear { x, weights: &self.v, epilogue: Epilogue::NONE })?; // [tokens, kv * dim]
-        b.run(KvWrite { k: &k, v: &v, heads: self.heads, kv, plan })
+        b.run(KvWrite { k: &k, v: Some(&v), heads: self.heads, kv, plan })
     }
 
     /// `x + attention(norm(x))`

@@ -1,13 +1,13 @@
 //! MLA (multi-head latent attention, DeepSeek V2): K and V come from one latent row per token, which the KV cache
-//! holds.
+//! holds once.
 //!
 //! A head's K and V are linear in the latent row. So instead of expanding every cached row, queries are multiplied by
 //! the K up-projection once, attention runs on the latent rows, and its output goes through the V up-projection (weight
 //! absorption).
 
 use tallow_checkpoint::tensor_names::Slot;
-use tallow_core::ops::{Attend, Copy, Epilogue, KvWrite, LinearHeads, Normalize, Rope};
-use tallow_core::{AttnSpec, Backend, DType, Heads, LinearWeights, Norm, Result, Tensor};
+use tallow_core::ops::{Attend, Epilogue, LatentWrite, LinearHeads, Rope};
+use tallow_core::{AttnSpec, Backend, Heads, LinearWeights, Norm, Result, Tensor};
 
 use super::Context;
 use crate::Result as LoadResult;
@@ -72,14 +72,13 @@ impl<B: Backend> Mla<B> {
         let both = cx.project_many(x, norm, &self.down)?; // [tokens, queries (or q_lora_rank) + kv_lora_rank + qk_rope_dim]
         let (q, latent) = (0..self.down[0].weight.rows(), self.down[0].weight.rows()..both.cols());
         let mut q = self.queries(cx, both.col_range(q))?; // [tokens, q * dim]
-        let mut k = self.keys(b, &both.col_range(latent))?; // [tokens, dim]
-        if let Some(rope) = cx.ropes.get(self.latent.rope) {
-            // The RoPE part comes first in each head.
-            let apply =
-                |x: &Tensor<B>| b.run(Rope { x, head_dim: heads.dim, rope, positions: &plan.positions });
-            (q, k) = (apply(&q)?, apply(&k)?);
+        // The RoPE part comes first in each head.
+        let rope = cx.ropes.get(self.latent.rope);
+        if let Some(rope) = rope {
+            q = b.run(Rope { x: &q, head_dim: heads.dim, rope, positions: &plan.positions })?;
         }
-        b.run(KvWrite { k: &k, v: &k, heads, kv, plan })?;
+        let x = &both.col_range(latent); // [tokens, dim]
+        b.run(LatentWrite { x, norm: &self.norm, rope, heads, kv, plan })?;
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
         let (head_dim, inputs) = (heads.dim, self.latent.qk_rope_dim..heads.dim);
         let values = b.run(LinearHeads { x: &mixed, head_dim, inputs, copied: 0..0, weights: &self.up.v })?; // [tokens, q * v_dim]
@@ -96,19 +95,5 @@ impl<B: Backend> Mla<B> {
         let head_dim = qk_nope_dim + qk_rope_dim;
         let (inputs, copied) = (0..qk_nope_dim, qk_nope_dim..head_dim);
         cx.b.run(LinearHeads { x: &q, head_dim, inputs, copied, weights: &self.up.k })
-    }
-
-    /// The row for the KV cache, from `[latent, k_rope]`: `[k_rope, norm(latent)]`, [tokens, qk_rope_dim + kv_lora_rank]
-    fn keys(&self, b: &B, both: &Tensor<B>) -> Result<Tensor<B>> {
-        let MlaSpec { kv_lora_rank, qk_rope_dim, .. } = self.latent;
-        let latent = both.col_range(0..kv_lora_rank);
-        let latent = b.run(Normalize { x: &latent, norm: &self.norm, residual: None })?; // [tokens, kv_lora_rank]
-        let out = b.alloc(DType::F32, both.rows(), qk_rope_dim + kv_lora_rank)?;
-        b.run(Copy {
-            from: &both.col_range(kv_lora_rank..kv_lora_rank + qk_rope_dim),
-            to: &out.col_range(0..qk_rope_dim),
-        })?;
-        b.run(Copy { from: &latent, to: &out.col_range(qk_rope_dim..qk_rope_dim + kv_lora_rank) })?;
-        Ok(out)
     }
 }

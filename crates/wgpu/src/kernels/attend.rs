@@ -23,6 +23,8 @@ const SEGMENT: usize = 512;
 const ROWS: usize = 16;
 /// Most elements of the query rows that a workgroup keeps in workgroup memory.
 const QUERIES: usize = 2048;
+/// Words of workgroup memory that every device has.
+const WORKGROUP_WORDS: usize = (16 << 10) / 4;
 /// Invocations per workgroup.
 const THREADS: usize = 128;
 /// Workgroups that keep a device busy; with fewer, segments are spread over workgroups.
@@ -34,6 +36,19 @@ const SPREAD: usize = 64 << 20;
 /// queries fit into workgroup memory.
 fn most_rows(dim: usize) -> usize {
     1 << (QUERIES / dim.max(1)).clamp(1, ROWS).ilog2()
+}
+
+/// Words of workgroup memory that a workgroup uses beside a chunk of keys: queries, weights, five numbers and a pair for
+/// each row, and the page indices of the tile.
+fn words(rows: usize, dim: usize) -> usize {
+    rows * dim + rows * TILE + 7 * rows + TILE
+}
+
+/// Words of each key of a tile that are brought into workgroup memory at a time, where values are keys: a power of two, of
+/// which each row has one word more.
+fn chunk(rows: usize, dim: usize) -> usize {
+    let fit = (WORKGROUP_WORDS.saturating_sub(words(rows, dim)) / TILE).saturating_sub(1);
+    1 << fit.clamp(1, 32).ilog2()
 }
 
 impl Wgpu {
@@ -89,8 +104,13 @@ impl Wgpu {
         }
         let grid = [blocks as u32, heads.kv as u32, if spread { segments as u32 } else { 1 }];
         let rows_at_once = (THREADS / heads.dim).max(1);
-        let kernel = pages
-            .define(Kernel::new("attend"))
+        let mut kernel = pages.define(Kernel::new("attend"));
+        if pages.keys_as_values {
+            kernel = kernel
+                .with("CHUNK", chunk(rows, heads.dim))
+                .with("SCORES_EACH", (rows * TILE).div_ceil(THREADS));
+        }
+        let kernel = kernel
             .with("QUERY_HEADS", heads.q)
             .with("GROUP", group)
             .with("SINKS", sinks && !spread)
@@ -126,9 +146,10 @@ mod tests {
     fn shared_memory_is_enough_for_heads_of_any_usual_width() {
         for dim in 1..=2048 {
             let rows = most_rows(dim);
-            // Queries, weights, five scalars and one pair per row, and the page indices of the tile.
-            let words = rows * dim + rows * TILE + 7 * rows + TILE;
-            assert!(rows.is_power_of_two() && 4 * words <= 16 << 10, "{rows} rows of {dim}");
+            assert!(rows.is_power_of_two(), "{rows} rows of {dim}");
+            let (chunk, words) = (chunk(rows, dim), words(rows, dim));
+            let words = words + TILE * (chunk + 1);
+            assert!(chunk >= 8 && words <= WORKGROUP_WORDS, "{rows} rows of {dim}: {words} words of memory");
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Within a page, keys are `[head][element][token]`, since neighbouring invocations read neighbouring tokens, and
 //! values `[head][token][element]`, since there they read neighbouring elements. 16-bit elements are packed in pairs
-//! and 8-bit codes in fours along a head's elements; a page's scales, `[head][token]`, follow all its codes.
+//! and 8-bit codes in fours along a head's elements; a page's scales, `[head][token]`, follow all its codes. Where the
+//! values are the keys (MLA) they lie as values do.
 
 use tallow_core::{DType, Error, Heads, LayerKv, Result, StepPlan};
 
@@ -22,13 +23,16 @@ pub(super) struct Pages {
     /// Blocks of memory, and pages per block if there are several.
     blocks: usize,
     each: usize,
+    /// Whether the values are the keys.
+    pub keys_as_values: bool,
 }
 
 impl Pages {
     pub(super) fn new(kv: &LayerKv<'_, Wgpu>, heads: Heads, plan: &StepPlan<Wgpu>) -> Result<Pages> {
         let (dtype, page_len, blocks) = (kv.k.dtype(), plan.host().page_len, kv.k.buf().blocks().len());
         let each = if blocks == 1 { 1 } else { kv.k.buf().rows_each() };
-        let pages = Pages { dtype, heads, page_len, blocks, each };
+        let keys_as_values = kv.v.is_none();
+        let pages = Pages { dtype, heads, page_len, blocks, each, keys_as_values };
         let refuse = |why: String| Err(Error::Device { device: "the GPU".into(), why });
         if !heads.dim.is_multiple_of(pages.pack()) {
             let dim = heads.dim;
@@ -37,7 +41,7 @@ impl Pages {
                 "a cache of {dtype} needs heads whose width {pack} divides, and these have {dim}"
             ));
         }
-        match kv.k.offset() == 0 && kv.v.offset() == 0 {
+        match kv.k.offset() == 0 && kv.v.is_none_or(|v| v.offset() == 0) {
             true => Ok(pages),
             false => refuse("a cache begins where its memory does".into()),
         }
@@ -53,9 +57,14 @@ impl Pages {
         self.dtype.max_abs().is_some()
     }
 
+    /// Adds the blocks of keys and of values. To read, keys that are values as well go by both names.
     pub(super) fn args<'a>(&self, kv: &LayerKv<'a, Wgpu>, access: Access, args: &mut Vec<Arg<'a>>) {
-        for (names, t) in [(KEYS, kv.k), (VALUES, kv.v)] {
-            let blocks = t.buf().blocks().iter().zip(names);
+        let values = match access {
+            Access::Read => Some(kv.v.unwrap_or(kv.k)),
+            _ => kv.v,
+        };
+        for (names, t) in [(KEYS, Some(kv.k)), (VALUES, values)] {
+            let blocks = t.map(|t| t.buf().blocks()).unwrap_or_default().iter().zip(names);
             args.extend(blocks.map(|(block, name)| Arg { name, of: "u32", access, block }));
         }
     }
@@ -67,6 +76,7 @@ impl Pages {
             .with("DTYPE", self.dtype.name())
             .with("SCALED", self.is_scaled())
             .with("BLOCKS", self.blocks)
+            .with("KEYS_AS_VALUES", self.keys_as_values)
             .with("BLOCK_PAGES", self.each)
             .with("DIM", self.heads.dim)
             .with("PAGE_LEN", len)

@@ -3,6 +3,7 @@
 pub(crate) mod attend;
 pub(crate) mod cache;
 pub(crate) mod dequant;
+pub(crate) mod latent_write;
 pub(crate) mod linear;
 pub(crate) mod moe;
 pub(crate) mod qkv_prep;

@@ -60,7 +60,7 @@ impl Wgpu {
             dim: op.heads.dim,
             q: None,
             k: Some(Section { x: op.k.clone(), norm: None }),
-            v: Some(op.v.clone()),
+            v: op.v.cloned(),
             rope: None,
             cache: Some((op.kv, Pages::new(&op.kv, op.heads, op.plan)?, op.plan)),
             positions: None,
@@ -121,10 +121,13 @@ impl<'a> Prep<'a> {
         let x = |own: &'static str| if self.is_joint() { "xq" } else { own };
         let mut kernel = Kernel::new("qkv_prep").with("CACHE", self.cache.is_some());
         kernel = match &self.cache {
-            Some((_, pages, _)) => match pages.max_code() {
-                Some(code) => pages.define(kernel).with("MAX_CODE", code as usize),
-                None => pages.define(kernel),
-            },
+            Some((_, pages, _)) => {
+                let kernel = pages.define(kernel).with("HAS_k", true);
+                match pages.max_code() {
+                    Some(code) => kernel.with("MAX_CODE", code as usize),
+                    None => kernel,
+                }
+            }
             None => kernel.with("DIM", self.dim),
         };
         kernel = match self.rope {
@@ -141,8 +144,8 @@ impl<'a> Prep<'a> {
             kernel = kernel.with("X_k", x("xk")).with("NORM_k", norm).with("GROUP_DIM_k", k.width(self.dim));
         }
         match self.v {
-            Some(_) => kernel.with("HAS_V", true).with("X_v", x("xv")),
-            None => kernel.with("HAS_V", false),
+            Some(_) => kernel.with("HAS_v", true).with("X_v", x("xv")),
+            None => kernel.with("HAS_v", false),
         }
     }
 
@@ -193,7 +196,7 @@ impl<'a> Prep<'a> {
 }
 
 /// The name of the pairing in the kernel.
-fn pairs(pairs: RopePairs) -> &'static str {
+pub(super) fn pairs(pairs: RopePairs) -> &'static str {
     match pairs {
         RopePairs::Halves => "halves",
         RopePairs::Interleaved => "interleaved",

@@ -26,6 +26,12 @@ var<workgroup> total_max: array<f32, ROWS>;
 var<workgroup> total_sums: array<f32, ROWS>;
 var<workgroup> factors: array<vec2<f32>, ROWS>;
 var<workgroup> tile_pages: array<u32, TILE>;
+#if KEYS_AS_VALUES
+// Words of each of the tile's keys at a time, and a row's stride, which spreads rows over memory banks.
+override CHUNK: u32;
+override CHUNK_STRIDE: u32 = CHUNK + 1u;
+var<workgroup> keys: array<u32, TILE * CHUNK_STRIDE>;
+#endif
 
 // Relative position bias of a query head's score of `position`, for a query at position `at`.
 fn position_bias(query_head: u32, at: u32, position: u32) -> f32 {
@@ -121,6 +127,41 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
       if (id < TILE) {
         tile_pages[id] = plan[p.pages_at + span * p.pages_stride + min(tile + id, len - 1u) / PAGE_LEN];
       }
+#if KEYS_AS_VALUES
+      // Neighbouring invocations read neighbouring words of a key, which lies by elements; then each takes its own position's.
+      // The products without scale wait in `weights`, each for the invocation that has summed it.
+#for S in 0..SCORES_EACH
+      var sum_#{S} = 0.0;
+#endfor
+      for (var word = 0u; word < DIM / PACK; word += CHUNK) {
+        workgroupBarrier();
+        for (var i = id; i < TILE * CHUNK; i += 128u) {
+          let j = i / CHUNK;
+          let w = word + i % CHUNK;
+          if (w < DIM / PACK && tile + j < segment_to) {
+            keys[j * CHUNK_STRIDE + i % CHUNK] = k_load(tile_pages[j], key_at(wg.y, w, (tile + j) % PAGE_LEN));
+          }
+        }
+        workgroupBarrier();
+        let words = min(CHUNK, DIM / PACK - word);
+#for S in 0..SCORES_EACH
+        if (id + #{S}u * 128u < ROWS * TILE) {
+          let i = id + #{S}u * 128u;
+          var e = i / TILE * DIM + word * PACK;
+          for (var w = 0u; w < words; w++) {
+            let k = unpack_kv(keys[i % TILE * CHUNK_STRIDE + w]);
+            sum_#{S} = fma(queries[e], k.x, sum_#{S});
+            if (PACK >= 2u) { sum_#{S} = fma(queries[e + 1u], k.y, sum_#{S}); }
+            if (PACK == 4u) { sum_#{S} = fma(queries[e + 3u], k.w, fma(queries[e + 2u], k.z, sum_#{S})); }
+            e += PACK;
+          }
+        }
+#endfor
+      }
+#for S in 0..SCORES_EACH
+      if (id + #{S}u * 128u < ROWS * TILE) { weights[id + #{S}u * 128u] = sum_#{S}; }
+#endfor
+#endif
       for (var i = id; i < ROWS * TILE; i += 128u) {
         let r = i / TILE;
         let at = start + (row + r) / GROUP;
@@ -128,7 +169,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
         var score = MASKED;
         if (row + r < rows && position >= visible_begin(at) && position < visible_end(at, len)) {
           let page = plan[p.pages_at + span * p.pages_stride + position / PAGE_LEN];
-          var k_at = wg.y * (DIM / PACK) * PAGE_LEN + position % PAGE_LEN;
+#if KEYS_AS_VALUES
+          let sum = weights[i];
+#else
+          var k_at = key_at(wg.y, 0u, position % PAGE_LEN);
           var sum = 0.0;
           for (var e = r * DIM; e < r * DIM + DIM; e += PACK) {
             let k = unpack_kv(k_load(page, k_at));
@@ -137,6 +181,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
             if (PACK == 4u) { sum = fma(queries[e + 3u], k.w, fma(queries[e + 2u], k.z, sum)); }
             k_at += PAGE_LEN;
           }
+#endif
           score = sum * p.scale * k_scale(page, wg.y * PAGE_LEN + position % PAGE_LEN);
           score += position_bias(wg.y * GROUP + (row + r) % GROUP, at, position);
           if (p.cap > 0.0) { score = p.cap * tanh(clamp(score / p.cap, -20.0, 20.0)); }

@@ -3,6 +3,7 @@
 #include "float16.wgsl"
 
 #for X in k v
+#if HAS_#{X}
 // Stores word `i` of a page.
 fn #{X}_store(page: u32, i: u32, word: u32) {
 #for B in 1..BLOCKS
@@ -10,6 +11,7 @@ fn #{X}_store(page: u32, i: u32, word: u32) {
 #endfor
   #{X}0[page * PAGE_WORDS + i] = word;
 }
+#endif
 #endfor
 
 #if SCALED

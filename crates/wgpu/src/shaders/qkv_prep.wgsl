@@ -59,21 +59,21 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
           k_element(row, c + 1u, scale),
           k_element(row, c + 2u, scale),
           k_element(row, c + 3u, scale));
-        k_store(page, (head * (DIM / PACK) + e / PACK) * PAGE_LEN + token, pack_codes(x, code_factor(largest)));
+        k_store(page, key_at(head, e / PACK, token), pack_codes(x, code_factor(largest)));
       }
     }
 #else
     for (var c = first + PACK * id; c < first + GROUP_DIM_k; c += PACK * WIDTH) {
       let a = k_element(row, c, scale);
       let b = k_element(row, c + PACK - 1u, scale);
-      k_store(page, (c / PACK) * PAGE_LEN + token, pack_kv(a, b));
+      k_store(page, key_at(c / DIM, c % DIM / PACK, token), pack_kv(a, b));
     }
 #endif
     return;
   }
   group -= GROUPS_k;
 #endif
-#if HAS_V
+#if HAS_v
   let v_at = p.xv_at + row * p.xv_stride + group * DIM;
   let v_to = (group * PAGE_LEN + token) * (DIM / PACK);
 #if SCALED

@@ -36,7 +36,8 @@ fn kernels_of_caches_in_blocks_compile() {
             let cols = 16 * heads.cache_cols(dtype);
             let b = Wgpu::within(&Found::noop(), (20 * cols * dtype.size()) as u64).unwrap();
             let [k, v] = [(); 2].map(|()| b.alloc(dtype, 80, cols).unwrap());
-            launch(&b, heads, LayerKv { k: &k, v: &v });
+            launch(&b, heads, LayerKv { k: &k, v: Some(&v) });
+            launch(&b, heads, LayerKv { k: &k, v: None });
             assert!(files(&b).contains("attend.wgsl"));
         }
     }
@@ -61,9 +62,9 @@ fn launch(b: &Wgpu, heads: Heads, kv: LayerKv<'_, Wgpu>) {
             Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: Vec::new(), page_len: 16 };
         let plan = &StepPlan::new(b, step).unwrap();
         let (q, k) = (zeros(rows, heads.q_cols()), zeros(rows, heads.kv_cols()));
-        b.run(KvWrite { k: &k, v: &k, heads, kv, plan }).unwrap();
+        b.run(KvWrite { k: &k, v: kv.v.map(|_| &k), heads, kv, plan }).unwrap();
         // More rows would not fit into these bindings.
-        if rows < 8 {
+        if rows < 8 && kv.v.is_some() {
             let qkv = zeros(rows, heads.qkv_cols());
             b.run(QkvPrep { qkv: &qkv, heads, qk_norm: None, rope: None, kv, plan }).unwrap();
         }

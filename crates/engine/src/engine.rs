@@ -43,7 +43,7 @@ struct Engine<B: Backend> {
     /// The step that the device computes, if the host goes on meanwhile.
     in_flight: Option<InFlight<Engine<B>>>,
     /// Events of earlier steps that have not been sent yet.
-    untold: Vec<Told>,
+    unsent: Vec<StepResult>,
     /// Whether the device computed the last step while the host went on. If it does, the next step does not wait for what
     /// is told of this one; otherwise what is told does not wait for the next step.
     overlaps: bool,
@@ -57,7 +57,7 @@ struct Engine<B: Backend> {
 }
 
 /// Events of a step for one request, not sent yet.
-struct Told {
+struct StepResult {
     id: SeqId,
     /// Position of the step's first token, and the position after its last one.
     tokens: Range<usize>,
@@ -106,8 +106,8 @@ impl<B: Backend> Worker for Engine<B> {
     }
 
     fn is_idle(&self) -> bool {
-        let told = self.in_flight.is_none() && self.untold.is_empty();
-        self.scheduler.is_idle() && told && self.disk.as_ref().is_none_or(DiskCache::is_idle)
+        let all_sent = self.in_flight.is_none() && self.unsent.is_empty();
+        self.scheduler.is_idle() && all_sent && self.disk.as_ref().is_none_or(DiskCache::is_idle)
     }
 
     fn step(&mut self) -> Result<(), Lost> {
@@ -213,8 +213,8 @@ impl<B: Backend> BatchWorker for Engine<B> {
                         // The next step is without it, also if it is told later.
                         self.scheduler.drop_seq(id);
                     }
-                    let told = Told { id, tokens, outcome, full };
-                    if self.overlaps { self.untold.push(told) } else { self.tell(told) }
+                    let result = StepResult { id, tokens, outcome, full };
+                    if self.overlaps { self.unsent.push(result) } else { self.send(result) }
                 }
             }
         }
@@ -239,7 +239,7 @@ impl<B: Backend> Engine<B> {
             disk: None,
             scheduler,
             in_flight: None,
-            untold: Vec::new(),
+            unsent: Vec::new(),
             overlaps: false,
             runner,
             salts,
@@ -480,14 +480,14 @@ impl<B: Backend> Engine<B> {
 
     /// Tells requests what they have not been told yet.
     fn tell_all(&mut self) {
-        for told in std::mem::take(&mut self.untold) {
-            self.tell(told);
+        for result in std::mem::take(&mut self.unsent) {
+            self.send(result);
         }
     }
 
     /// Sends a request the events of a step, and ends it if that was its last token.
-    fn tell(&mut self, told: Told) {
-        let Told { id, tokens, outcome, full } = told;
+    fn send(&mut self, result: StepResult) {
+        let StepResult { id, tokens, outcome, full } = result;
         let Some(request) = self.requests.get_mut(&id) else { return };
         let before = request.new_tokens();
         let end = request.tell(tokens, outcome).or(full.then_some(Finish::Length));

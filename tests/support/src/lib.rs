@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "this crate only serves tests")]
 
 mod encoder;
-mod scribe;
+mod seq2seq;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 pub use encoder::{image_encoder, only_tensors, text_encoder, with_tensors};
-pub use scribe::{listener, reader};
+pub use seq2seq::{listener, reader};
 
-/// How long a test waits for what must come, however busy the machine is: who waits longer waits in vain.
+/// Time limit for what a test waits for, however busy the machine is: beyond it, it will not come.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The goldens of decoders, one or more of each family.

@@ -14,7 +14,7 @@ pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
     if format.is_plain() {
         return Ok(());
     }
-    let why = format!("it has a row for each input, and {format} cannot be turned");
+    let why = format!("it has a row for each input, and {format} cannot be transposed");
     Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
 }
 

@@ -171,7 +171,7 @@ fn launch_table_of_a_gpu() {
 /// Upper bound of a layer's dispatches: a plain layer's plus those of its extras.
 fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let behind = 2 * usize::from(layer.order == Order::Sandwich);
-    let bent = usize::from(!layer.ffn.expert().gated);
+    let activation = usize::from(!layer.ffn.expert().gated);
     // In place of two dispatches, the router's two, four for all experts, and a norm and a scale of its own.
     let of_experts = |experts: ExpertsSpec| {
         let own = usize::from(experts.router_norm) + usize::from(experts.expert_scale);
@@ -192,7 +192,7 @@ fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
         // Norm, four projections fused in two, causal convolution in two, QK norm, the recurrence, gated norm, output.
         Mixer::GatedDelta(_) => 14,
     };
-    mixer + behind + bent + experts + more
+    mixer + behind + activation + experts + more
 }
 
 /// The device's counters before and after a decode step of one token with sampling.

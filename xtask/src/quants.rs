@@ -31,7 +31,7 @@ const SHORT: [&str; 12] =
 
 /// Tokens per perplexity chunk.
 const CONTEXT: &str = "256";
-/// How much worse than llama.cpp a perplexity may be, and how far from exact arithmetic's where it is better.
+/// Fraction by which a perplexity may be worse than llama.cpp's, or where it is better, differ from exact arithmetic's.
 const ALLOWED: f64 = 0.005;
 
 const BEGIN: &str = "<!-- quants -->";

@@ -279,7 +279,7 @@ impl Checkpoint {
         path.exists().then_some(path)
     }
 
-    /// Whether every byte read so far came from the files; an error if one was truncated.
+    /// Fails if a file was truncated, so that bytes read so far may not have come from it.
     pub fn intact(&self) -> Result<()> {
         self.tensors.values().try_for_each(|t| t.file.intact())
     }

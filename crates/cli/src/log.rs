@@ -66,7 +66,7 @@ pub(crate) struct LogArgs {
     pub log_format: Option<LogFormat>,
 }
 
-/// How lines are written.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// For people
@@ -335,7 +335,7 @@ impl Queue {
     }
 }
 
-/// How lines are formatted.
+/// Format of log lines, and whether they have colours.
 #[derive(Clone, Copy)]
 struct Look {
     format: LogFormat,
@@ -486,7 +486,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct Slow(Arc<(Gate, Condvar)>);
 
-    /// Whether it is open, and what has been written.
+    /// State of the gate (true: open), and the bytes written.
     type Gate = Mutex<(bool, Vec<u8>)>;
 
     impl Write for Slow {

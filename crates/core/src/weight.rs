@@ -284,7 +284,7 @@ pub enum Scores {
     },
 }
 
-/// Whether an expert's input or output is multiplied by its routing weight.
+/// Place of an expert's routing weight: it multiplies the input or the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoutingWeightOn {
     /// To the expert's output.
@@ -405,7 +405,7 @@ pub struct DeltaHeads {
     pub sharing: Sharing,
 }
 
-/// How value heads map to key heads.
+/// Mapping of value heads to key heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Consecutive value heads share one: `value / (values / keys)`.

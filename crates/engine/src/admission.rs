@@ -25,7 +25,7 @@ impl Admission {
         self.ended.get().cloned().unwrap_or_else(stopped)
     }
 
-    /// Whether requests are accepted; if not, why.
+    /// Fails with the reason if requests are not accepted.
     pub(crate) fn ready(&self) -> Result<(), Failure> {
         match self.is_alive() && !self.draining.load(Ordering::Acquire) {
             true => Ok(()),

@@ -85,7 +85,7 @@ pub struct BatchPart {
     pub id: SeqId,
     /// Tokens to compute.
     pub tokens: Vec<u32>,
-    /// How many of them, at the end, are a draft: guesses of what sampling will choose.
+    /// Number of them, at the end, that are a draft: guesses of what sampling will choose.
     pub drafted: usize,
     /// Position of the first token.
     pub start: usize,

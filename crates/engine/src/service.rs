@@ -104,7 +104,7 @@ impl<C, I, S> Handle<C, I, S> {
         self.shared.admission.admitted()
     }
 
-    /// Whether requests are accepted; if not, why.
+    /// Fails with the reason if requests are not accepted.
     pub fn ready(&self) -> Result<(), Failure> {
         self.shared.admission.ready()
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::HubError;
 
-/// How to connect to the hub.
+/// Connection settings of the hub.
 #[derive(Clone)]
 pub struct Settings {
     /// Base URL.

@@ -62,7 +62,7 @@ pub struct NormSpec {
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f32,
-    /// Whether norms have a bias.
+    /// Bias of the norms.
     pub bias: Bias,
     /// Added to the stored weights (1 in Gemma).
     pub weight_offset: f32,
@@ -234,7 +234,7 @@ impl LayerSpec {
     }
 }
 
-/// Whether a linear layer has a bias.
+/// Bias of a linear layer: there is one, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
     /// Never.

@@ -33,7 +33,7 @@ pub enum Scales {
     Exponents,
 }
 
-/// How the weights of a format follow from codes and scales.
+/// Structure of a format: how its weights follow from codes and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coding {
     /// Bits of a code.

@@ -20,9 +20,9 @@ use crate::http::connection_table::ConnectionSlot;
 pub(crate) const SMALL: usize = 256 << 10;
 /// 1 / `SMALL_RESERVE` of the budget is kept for small claims.
 const SMALL_RESERVE: usize = 4;
-/// How long a request waits for memory.
+/// Time that a request waits for memory.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a waiting request looks for slow clients to evict.
+/// Interval at which a waiting request looks for slow clients to evict.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time a claim has in a stage before it can be evicted.
 const GRACE: Duration = Duration::from_secs(1);

@@ -53,7 +53,7 @@ pub struct Settings {
     pub template_values: bool,
     /// Folder from which clients may load LoRA adapters; `None` if they may not.
     pub adapters: Option<PathBuf>,
-    /// How long requests in flight may take to finish once the server is stopping.
+    /// Time that requests in flight have to finish once the server is stopping.
     pub drain: Duration,
     /// Whether `/health` and `/ready` need an API key too.
     pub private_health: bool,

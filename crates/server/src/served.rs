@@ -23,7 +23,7 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     }
     /// Context length in tokens.
     fn context(&self) -> usize;
-    /// Whether its engine takes requests; the error says why not.
+    /// Fails with the reason if its engine does not take requests.
     fn ready(&self) -> Result<(), Failure>;
     /// Whether its engine is running.
     fn is_alive(&self) -> bool;

@@ -74,11 +74,11 @@ pub struct AnswerRecord {
     answers: Arc<AnswerTokens>,
     place: Place,
     ids: Vec<u32>,
-    /// How many of those are the prompt's.
+    /// Number of those that are the prompt's.
     overlap: usize,
 }
 
-/// How long a prompt of so many tokens may become: its answer of up to `max_new` still fits into the context, or where it
+/// Longest that a prompt of `tokens` tokens may become: its answer of up to `max_new` still fits into the context, or where it
 /// may fill the context, keeps half of its room.
 pub fn longest_prompt(tokens: usize, max_new: usize, context: usize) -> usize {
     let room = context.saturating_sub(tokens);

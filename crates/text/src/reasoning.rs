@@ -31,7 +31,7 @@ const MOST_HEADER: usize = 256;
 /// Longest whitespace that is held back.
 const MOST_SPACE: usize = 256;
 
-/// How a model marks its reasoning.
+/// The markers of a model's reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reasoning(Markers);
 
@@ -258,7 +258,7 @@ fn tell_answer(text: &str, out: &mut Vec<Piece>) {
     }
 }
 
-/// How many bytes at the end of `text` could be the start of `marker`.
+/// Number of bytes at the end of `text` that could be the start of `marker`.
 fn overlap(text: &str, marker: &str) -> usize {
     let most = text.len().min(marker.len().saturating_sub(1));
     (1..=most).rev().find(|n| text.as_bytes().ends_with(&marker.as_bytes()[..*n])).unwrap_or(0)

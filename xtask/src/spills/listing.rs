@@ -18,7 +18,7 @@ pub(super) struct Instruction<'a> {
 /// A stack slot of a vector register's size: its address and the register's letter.
 pub(super) type Slot<'a> = (&'a str, char);
 
-/// How an instruction uses a slot.
+/// An instruction's use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use<'a> {
     Put(Slot<'a>),
@@ -81,7 +81,7 @@ impl<'a> Instruction<'a> {
         WORK.iter().any(|work| self.name().starts_with(work))
     }
 
-    /// How it uses a stack slot. An address that depends on another register belongs to an array, and loads that widen
+    /// Its use of a stack slot. An address that depends on another register belongs to an array, and loads that widen
     /// or broadcast read less than a vector.
     pub(super) fn slot(self, has_frame: bool) -> Option<Use<'a>> {
         let operands = self.operands();

@@ -74,7 +74,7 @@ pub(crate) struct Classify {
     pub device: DeviceArgs,
 }
 
-/// How a transcript is written.
+/// Output format of a transcript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transcript {
     /// The text alone

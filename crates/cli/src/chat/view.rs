@@ -17,7 +17,7 @@ use crate::terminal::{self, counted};
 /// A longer prefill shows a progress bar.
 const BAR_DELAY: Duration = Duration::from_secs(1);
 
-/// How answers are shown on a terminal.
+/// Display settings of answers on a terminal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Looks {
     /// Render Markdown.

@@ -108,13 +108,13 @@ pub(crate) trait StepKind {
     const WIDE: bool;
 }
 
-/// How the products of a chunk add up that has a float scale for each run. A run is a step.
+/// Accumulation of the products of a chunk that has a float scale for each run. A run is a step.
 pub(crate) trait RunKind: StepKind {
     /// Whether each run has a minimum.
     const MINS: bool;
 }
 
-/// How the products of a chunk add up whose weights are integers times one scale.
+/// Accumulation of the products of a chunk whose weights are integers times one scale.
 pub(crate) trait IntKind: StepKind {
     /// Whether the sums of steps fit 16 bits.
     const NARROW: bool;

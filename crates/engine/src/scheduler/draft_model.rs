@@ -63,7 +63,7 @@ impl Seq {
     }
 }
 
-/// How many of the sequences have the draft model guess a token: as few as are left if each pays for its share of a step of
+/// Number of sequences for which the draft model guesses a token: those left if each pays for its share of a step of
 /// that many.
 fn guessing(open: &[Option<Accuracy>], needed: impl Fn(usize) -> f32) -> usize {
     let mut some = open.iter().flatten().count();

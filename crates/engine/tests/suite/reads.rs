@@ -1,5 +1,5 @@
-//! What a step reads back from the device: one read per step, and only the values that are needed; and a row by itself
-//! where candidates turn out not to be enough.
+//! Reads of a step from the device: one per step, with only the values that are needed, and a row by itself where the
+//! candidates turn out not to be enough.
 
 use crate::common::{faulty, model, runner};
 use tallow_engine::runner::{Outcome, SampleInput};

@@ -190,7 +190,7 @@ impl Words {
         self.checked(&[Placed { piece: Piece::First, of: 0 }], &tokens, &[])
     }
 
-    /// How many of the texts' tokens fit beside the special tokens of `frame`.
+    /// Number of the texts' tokens that fit in addition to the special tokens of `frame`.
     fn room(
         &self,
         frame: &[Placed],

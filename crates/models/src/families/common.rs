@@ -25,7 +25,7 @@ pub(super) const WINDOW: Key = key("sliding_window", "attention.sliding_window")
 const LAYER_TYPES: Key = key("layer_types", "");
 /// Every n-th layer has full attention, the others a window.
 const EVERY: Key = key("sliding_window_pattern", "");
-/// Whether each layer has a window.
+/// Layers with a sliding window: a bool for each.
 pub(super) const WINDOWED: Key = key("", "attention.sliding_window_pattern");
 
 /// Number of experts. Each family uses one of these keys; newer configs may use another family's.

@@ -117,7 +117,7 @@ impl PatchSpec {
 /// From hidden states to a vector: pooling, optional norm, optional linear layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PoolingHeadSpec {
-    /// How hidden states are pooled.
+    /// Pooling of hidden states.
     pub pool: PoolKind,
     /// Whether the encoder's last norm is applied to what was pooled.
     pub norm: bool,
@@ -125,7 +125,7 @@ pub struct PoolingHeadSpec {
     pub project: Option<Projection>,
 }
 
-/// How hidden states are pooled.
+/// Pooling of hidden states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolKind {
     /// By a fixed rule.
@@ -232,7 +232,7 @@ impl Pooling {
 /// Classification head: linear layer, activation, optional norm, linear layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadSpec {
-    /// How the text's vector is pooled.
+    /// Pooling of the text's vector.
     pub pooling: Pooling,
     /// Name of the first linear layer.
     pub dense: &'static str,

@@ -77,9 +77,9 @@ pub struct ExpertsSpec {
     pub top_k: usize,
     /// Bias of the router's logits.
     pub router_bias: Bias,
-    /// How logits become scores.
+    /// Function from logits to scores.
     pub scores: Scores,
-    /// Whether a token's routing weight multiplies the expert's output or its input.
+    /// Place of a token's routing weight: it multiplies the expert's output or its input.
     pub weight_on: RoutingWeightOn,
     /// Whether a bias takes part in the selection only, not in the expert weights (`e_score_correction_bias`, DeepSeek
     /// V3).

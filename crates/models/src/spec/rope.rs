@@ -29,7 +29,7 @@ pub enum Scaling {
     },
     /// Dynamic NTK: the base grows with the context that the table is built for, once that exceeds the original one.
     Dynamic {
-        /// How fast the base grows.
+        /// Growth of the base with the context.
         factor: f64,
         /// The original context.
         original: usize,

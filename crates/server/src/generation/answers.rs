@@ -36,7 +36,7 @@ pub(crate) struct FollowedChoice {
     pub(crate) record: Option<AnswerRecord>,
     /// Decodes the answer's tokens to find their text offsets, if log-probabilities were requested.
     pub(crate) offsets: Option<Detokenizer>,
-    /// How to split off reasoning, if the model marks it.
+    /// Splits off reasoning, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
     /// Whether it is the first choice of its prompt.
     pub(crate) first: bool,

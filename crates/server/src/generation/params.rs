@@ -52,7 +52,7 @@ pub(crate) struct Generation {
     frequency_penalty: Option<f32>,
     bias: Vec<(u32, f32)>,
     lora: Option<LoraSelection>,
-    /// How to split reasoning from the answers, if the model marks it.
+    /// Splits reasoning from the answers, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
 }
 

@@ -95,7 +95,7 @@ impl Messages {
         tokens.ok_or_else(|| ApiError::far_too_long("messages", limit))
     }
 
-    /// How to split reasoning from the answer to these prompt tokens, where the model marks it.
+    /// Splits reasoning from the answer to these prompt tokens, if the model marks it.
     pub(crate) fn reasoned(
         &self,
         templates: Option<&ChatTemplates>,

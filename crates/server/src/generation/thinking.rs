@@ -10,7 +10,7 @@ use crate::parse::fields::{Fields, wrong};
 /// Reasoning options of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Thinking {
-    /// How much to reason, and the field that says so.
+    /// The reasoning effort, and the field that sets it.
     level: Option<(String, Level)>,
     pub(crate) output: ReasoningOutput,
 }
@@ -33,7 +33,7 @@ pub(crate) enum ReasoningOutput {
     Inline,
 }
 
-/// How to split reasoning from an answer.
+/// Splitting of reasoning from an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Reasoned {
     pub(crate) splitter: Splitter,

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 const STALLED: Duration = Duration::from_secs(5);
 /// Minimum time between log lines that the table is full.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// How often a waiting connection looks for one to close.
+/// Interval at which a waiting connection looks for one to close.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Values of [`Seat::waits_for`].
@@ -38,7 +38,7 @@ struct State {
     of: HashMap<IpAddr, usize>,
     evicted: u64,
     refused: u64,
-    /// When the log was last told that the table is full.
+    /// Time of the last log line that the table is full.
     last_logged: Option<Instant>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct ConnectionSlot {
     /// Whether any of the answer to the last request has been sent; true before the first request.
     is_answering: AtomicBool,
     begun: Instant,
-    /// When its client last sent or read something, in milliseconds since `begun`.
+    /// Time at which its client last sent or read something, in milliseconds since `begun`.
     active: AtomicU64,
     evicted: AtomicBool,
     /// Whether to close it only if it is still idle when it learns of that.

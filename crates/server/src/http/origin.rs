@@ -53,7 +53,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 253 && text.bytes().all(plain)
 }
 
-/// Whether requests can have this host; the error says what to give instead.
+/// Fails if requests cannot have this host; the error says what to give instead.
 pub(crate) fn check_host(host: &str) -> Result<(), String> {
     let lower = host.to_ascii_lowercase();
     let bare = lower.split_once("://").map_or(lower.as_str(), |(_, rest)| rest);
@@ -81,7 +81,7 @@ pub(crate) fn check_host(host: &str) -> Result<(), String> {
     }
 }
 
-/// Whether requests can have this origin; the error says what to give instead.
+/// Fails if requests cannot have this origin; the error says what to give instead.
 pub(crate) fn check_origin(origin: &str) -> Result<(), String> {
     let wrong = |instead: String| Err(format!("--allow-origin {origin}: {instead}"));
     if origin == ANY || origin == "null" {

@@ -117,7 +117,7 @@ pub struct Chat<'a> {
     pub tools: Option<&'a Json>,
     /// A list of documents that the model may cite.
     pub documents: Option<&'a Json>,
-    /// How the rendered text ends.
+    /// End of the rendered text.
     pub ending: Ending,
     /// Additional variables of the template (`chat_template_kwargs`).
     pub values: &'a Map<String, Json>,
@@ -125,7 +125,7 @@ pub struct Chat<'a> {
     pub now: Now,
 }
 
-/// How a rendered chat ends.
+/// End of a rendered chat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// After the last message.

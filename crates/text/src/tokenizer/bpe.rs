@@ -43,7 +43,7 @@ pub(super) struct Options {
     pub(super) dialect: Dialect,
 }
 
-/// How irregular merge lists are interpreted.
+/// Interpretation of irregular merge lists.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// A merge of pieces that are not tokens is an error; of two equal merges the later wins.

@@ -74,7 +74,7 @@ pub(super) struct Strip {
     pub(super) content: char,
     pub(super) start: usize,
     pub(super) stop: usize,
-    /// How many may still be removed at the start, and the characters that may have to be removed at the end.
+    /// Number that may still be removed at the start, and the characters that may have to be removed at the end.
     left: usize,
     held: VecDeque<char>,
 }

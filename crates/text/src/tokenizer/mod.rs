@@ -61,7 +61,7 @@ pub const MOST_TEXT: usize = 32 << 20;
 /// Maximum bytes of the normalised text.
 const MOST_GROWN: usize = 256 << 20;
 
-/// How encoding handles special tokens.
+/// Treatment of special tokens in encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Special {
     /// The tokens that the model expects around a text (BOS, EOS).

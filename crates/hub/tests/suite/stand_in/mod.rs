@@ -191,7 +191,7 @@ impl StandIn {
         pull(&self.settings(), cache, name, &mut |_| ())
     }
 
-    /// How often the content of `file` was requested, on both servers.
+    /// Number of requests for the content of `file`, on both servers.
     pub(crate) fn downloads(&self, file: &str) -> usize {
         // A large file costs one request to each.
         self.hub.asked().iter().filter(|a| a.gets(file)).count()

@@ -81,7 +81,7 @@ impl Row {
         self.fast / self.peer - 1.0
     }
 
-    /// Whether it is as good as llama.cpp's. Where it is better, exact products must agree: then the loss is
+    /// True if it is as good as llama.cpp's. Where it is better, exact products must agree: then the loss is
     /// llama.cpp's.
     fn is_fine(&self) -> bool {
         let near_exact = (self.fast / self.exact - 1.0).abs() <= ALLOWED;

@@ -68,7 +68,7 @@ impl Stored {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -335,7 +335,7 @@ pub fn regular(path: &Path) -> Result<std::fs::Metadata> {
     }
 }
 
-/// Whether a file starts with the GGUF magic, whatever its name.
+/// True if a file starts with the GGUF magic, whatever its name.
 fn is_gguf(path: &Path) -> Result<bool> {
     use std::io::Read;
     regular(path)?;

@@ -37,7 +37,7 @@ impl Names {
         self.slots.get(slot)
     }
 
-    /// Whether such files may have the tensor.
+    /// True if such files may have the tensor.
     pub fn has(&self, slot: Slot) -> bool {
         self.get(slot).is_some()
     }
@@ -72,7 +72,7 @@ impl Names {
         self.iter().filter_map(parse)
     }
 
-    /// Whether the decoder does not use a tensor.
+    /// True if the decoder does not use a tensor.
     pub fn is_unused(&self, name: &str) -> bool {
         self.spare.iter().any(|base| name.starts_with(base))
     }
@@ -238,7 +238,7 @@ pub fn is_redundant(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || masks.iter().any(|mask| name.ends_with(mask))
 }
 
-/// Whether a tensor belongs to a vision or audio encoder beside the text model.
+/// True if a tensor belongs to a vision or audio encoder beside the text model.
 pub fn is_of_senses(name: &str) -> bool {
     let parts = [
         "visual.",

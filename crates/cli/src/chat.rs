@@ -50,9 +50,9 @@ pub(crate) struct Talk {
     pub max_tokens: Option<usize>,
     /// Stop strings.
     pub stops: Vec<String>,
-    /// Whether the oldest turns are dropped when the context is full.
+    /// True if the oldest turns are dropped when the context is full.
     pub rolls: bool,
-    /// Whether this is an interactive chat, whose user can type commands.
+    /// True if this is an interactive chat, whose user can type commands.
     pub in_chat: bool,
 }
 

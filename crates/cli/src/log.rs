@@ -127,7 +127,7 @@ static LOG: OnceLock<Log> = OnceLock::new();
 struct Log {
     queue: Arc<Queue>,
     quiet: bool,
-    /// Whether this is a server, where nothing may block on standard error.
+    /// True if this is a server, where nothing may block on standard error.
     serves: bool,
 }
 
@@ -181,7 +181,7 @@ pub(crate) fn start(args: &LogArgs, serves: bool) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Whether `--quiet` is given.
+/// True if `--quiet` is given.
 pub(crate) fn is_quiet() -> bool {
     LOG.get().is_some_and(|log| log.quiet)
 }
@@ -237,7 +237,7 @@ struct Queue {
 struct Waiting {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Whether a line is being written.
+    /// True if a line is being written.
     busy: bool,
 }
 
@@ -376,7 +376,7 @@ impl Look {
     }
 }
 
-/// Whether a text needs no quotes as a value.
+/// True if a text needs no quotes as a value.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && b != b'"' && b != b'=')
 }

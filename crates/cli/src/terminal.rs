@@ -32,12 +32,12 @@ pub(crate) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Whether text there may have colours.
+/// True if text there may have colours.
 pub(crate) fn colours_on(out: &impl IsTerminal) -> bool {
     out.is_terminal() && env::get("NO_COLOR").is_none() && env::get("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Whether text on standard error may have colours.
+/// True if text on standard error may have colours.
 pub(crate) fn has_colours() -> bool {
     colours_on(&std::io::stderr())
 }

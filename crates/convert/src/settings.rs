@@ -378,7 +378,7 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
     spec
 }
 
-/// Whether RoPE rotates by the same angles, at short and long contexts.
+/// True if RoPE rotates by the same angles, at short and long contexts.
 fn same_ropes(model: &DecoderSpec, read: &DecoderSpec) -> bool {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs()) + 1e-20;
     let same = |(mine, read): (&RopeSpec, &RopeSpec)| {

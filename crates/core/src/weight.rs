@@ -263,7 +263,7 @@ pub struct Routing<B: Memory> {
     pub bias: Option<Tensor<B>>,
     /// Group-limited routing: experts are selected from the best groups only.
     pub groups: Option<Groups>,
-    /// Whether the selected experts' scores are divided by their sum.
+    /// True if the selected experts' scores are divided by their sum.
     pub norm_weights: bool,
     /// Multiplies the expert weights last.
     pub scale: f32,
@@ -469,7 +469,7 @@ pub struct AttnSpec<B: Memory> {
     /// [query heads, odd]: relative position bias (T5), added to scores before the softcap and indexed by key position
     /// minus query position: the middle column is offset 0, the outermost columns also cover everything further away.
     pub bias: Option<Tensor<B>>,
-    /// Whether a token sees only itself and earlier tokens; otherwise attention is bidirectional.
+    /// True if a token sees only itself and earlier tokens; otherwise attention is bidirectional.
     pub causal: bool,
 }
 

@@ -24,7 +24,7 @@ impl Isa {
     /// All of them, the best last.
     pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
-    /// Whether this machine has it.
+    /// True if this machine has it.
     pub fn is_available(self) -> bool {
         match self {
             Isa::Scalar => true,
@@ -75,7 +75,7 @@ impl Isa {
     }
 }
 
-/// Whether the CPU has AMX tiles for INT8 and BF16, and Linux permits this process to use them. The permission must
+/// True if the CPU has AMX tiles for INT8 and BF16, and Linux permits this process to use them. The permission must
 /// be requested before first use, as the kernel then has to save the tile registers for each thread.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn may_use_tiles() -> bool {

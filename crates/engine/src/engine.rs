@@ -44,7 +44,7 @@ struct Engine<B: Backend> {
     in_flight: Option<InFlight<Engine<B>>>,
     /// Events of earlier steps that have not been sent yet.
     unsent: Vec<StepResult>,
-    /// Whether the device computed the last step while the host went on. If it does, the next step does not wait for what
+    /// True if the device computed the last step while the host went on. If it does, the next step does not wait for what
     /// is told of this one; otherwise what is told does not wait for the next step.
     overlaps: bool,
     runner: Runner<B>,
@@ -62,7 +62,7 @@ struct StepResult {
     /// Position of the step's first token, and the position after its last one.
     tokens: Range<usize>,
     outcome: Outcome,
-    /// Whether its sequence has reached its maximum length.
+    /// True if its sequence has reached its maximum length.
     full: bool,
 }
 

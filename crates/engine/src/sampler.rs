@@ -83,7 +83,7 @@ impl Sampling {
         (1..=MAX_TOP_K).contains(&most).then_some(most)
     }
 
-    /// Whether `most` candidates can be enough, and are faster than the row. The mass of the others is known for usual
+    /// True if `most` candidates can be enough, and are faster than the row. The mass of the others is known for usual
     /// temperatures only, typical sampling must know each of them, and the largest of a row is found faster than they are.
     fn draws_from(&self, most: usize) -> bool {
         let cut = (1..=most).contains(&self.top_k);

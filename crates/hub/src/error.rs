@@ -107,7 +107,7 @@ pub enum HubError {
         why: String,
         /// Number of attempts.
         tries: u32,
-        /// Whether there is a partial download to resume.
+        /// True if there is a partial download to resume.
         kept: bool,
     },
     /// The server asks for a longer delay than `Timing::longest_wait`.
@@ -122,7 +122,7 @@ pub enum HubError {
         why: String,
         /// Delay that it asks for.
         wait: Duration,
-        /// Whether there is a partial download to resume.
+        /// True if there is a partial download to resume.
         kept: bool,
     },
     /// The server's answer is invalid, or unsafe to follow.
@@ -285,7 +285,7 @@ impl HubError {
         self
     }
 
-    /// Whether this is a network error: a better connection might help.
+    /// True if this is a network error: a better connection might help.
     pub fn is_network(&self) -> bool {
         matches!(self, HubError::Network { .. } | HubError::Busy { .. })
     }

@@ -129,7 +129,7 @@ impl Origin {
         Some(Origin { https, host: uri.host()?.to_ascii_lowercase(), port })
     }
 
-    /// Whether a redirect to `other` is allowed: https must not be downgraded to http.
+    /// True if a redirect to `other` is allowed: https must not be downgraded to http.
     fn may_lead_to(&self, other: &Origin) -> bool {
         other.https || !self.https
     }
@@ -449,7 +449,7 @@ struct NamedProxy {
 }
 
 impl NamedProxy {
-    /// Whether this host is reached through the proxy.
+    /// True if this host is reached through the proxy.
     fn is_for(&self, host: &str) -> bool {
         format!("https://{host}/").parse().is_ok_and(|url| !self.proxy.is_no_proxy(&url))
     }

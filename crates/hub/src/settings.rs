@@ -58,7 +58,7 @@ impl Default for Ranges {
 }
 
 impl Ranges {
-    /// Whether that many bytes are worth several connections.
+    /// True if that many bytes are worth several connections.
     pub(crate) fn are_for(&self, bytes: u64) -> bool {
         self.connections > 1 && bytes >= self.most.saturating_mul(2)
     }

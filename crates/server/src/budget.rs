@@ -281,7 +281,7 @@ impl Claim {
         self.budget.freed.notify_waiters();
     }
 
-    /// Whether the request is evicted because others need its memory.
+    /// True if the request is evicted because others need its memory.
     pub(crate) fn is_evicted(&self) -> bool {
         self.evicted.is.load(Ordering::Relaxed)
     }

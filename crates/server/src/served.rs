@@ -25,7 +25,7 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     fn context(&self) -> usize;
     /// Fails with the reason if its engine does not take requests.
     fn ready(&self) -> Result<(), Failure>;
-    /// Whether its engine is running.
+    /// True if its engine is running.
     fn is_alive(&self) -> bool;
     /// Tells its engine to finish within some time and end.
     fn drain(&self, within: Duration);

@@ -38,7 +38,7 @@ pub(crate) struct Server<M: ?Sized = Served> {
     pub(crate) connection_table: Arc<ConnectionTable>,
     /// Number of requests being answered.
     open: watch::Sender<usize>,
-    /// Whether the drain time is over.
+    /// True if the drain time is over.
     drain_over: watch::Sender<bool>,
     pub(crate) model: M,
 }

@@ -59,7 +59,7 @@ pub struct Splitter {
     state: State,
     /// Text that may be part of a marker, or whitespace that may be dropped.
     held: String,
-    /// Whether the current part has had text other than whitespace.
+    /// True if the current part has had text other than whitespace.
     begun: bool,
 }
 
@@ -123,7 +123,7 @@ impl Reasoning {
 }
 
 impl Splitter {
-    /// Whether the text that comes now is reasoning.
+    /// True if the text that comes now is reasoning.
     pub fn is_thinking(&self) -> bool {
         self.state == State::Thinking
     }
@@ -307,7 +307,7 @@ pub struct Controls {
     pub switch: Option<&'static str>,
     /// The one for the effort.
     pub effort: Option<&'static str>,
-    /// Whether the model marks reasoning.
+    /// True if the model marks reasoning.
     pub thinks: bool,
 }
 

@@ -105,7 +105,7 @@ pub fn needed<T>(what: &str, found: Option<T>) -> Option<T> {
     found
 }
 
-/// Whether the tests run in CI. Slow tests take all their cases there, and some elsewhere.
+/// True if the tests run in CI. Slow tests take all their cases there, and some elsewhere.
 pub fn ci() -> bool {
     std::env::var_os("CI").is_some_and(|v| !v.is_empty() && v != "false")
 }

@@ -111,7 +111,7 @@ impl Grouped {
         }
     }
 
-    /// Whether the columns are permuted after conversion.
+    /// True if the columns are permuted after conversion.
     pub fn is_shuffled(&self) -> bool {
         self.groups.is_some() && self.format != Format::F32
     }

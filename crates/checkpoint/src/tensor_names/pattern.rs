@@ -63,7 +63,7 @@ impl Pattern {
         self.0
     }
 
-    /// Whether the name depends on an index.
+    /// True if the name depends on an index.
     pub fn has(self, index: Index) -> bool {
         self.0.contains(index.placeholder())
     }

@@ -117,7 +117,7 @@ impl View {
         Ok(())
     }
 
-    /// Whether anything of the answer has been shown.
+    /// True if anything of the answer has been shown.
     pub(crate) fn has_begun(&self) -> bool {
         self.part != Part::Nothing
     }

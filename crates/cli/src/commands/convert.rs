@@ -101,7 +101,7 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
     )))
 }
 
-/// Whether `out` is one of the model's own files.
+/// True if `out` is one of the model's own files.
 fn is_of(model: &Model, out: &Path) -> bool {
     let Ok(out) = out.canonicalize() else { return false };
     let mut files = model.checkpoint.tensors().map(|(_, stored)| stored.file.path());

@@ -111,7 +111,7 @@ impl fmt::Display for Device {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unusable {
     pub why: String,
-    /// Whether there is hardware, so that users would expect it to be used.
+    /// True if there is hardware, so that users would expect it to be used.
     pub surprising: bool,
 }
 

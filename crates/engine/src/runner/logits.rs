@@ -34,7 +34,7 @@ pub(super) struct LogitsPlan {
     vocab: usize,
     top_k: TopRows,
     candidates: TopRows,
-    /// Whether log-probabilities of candidates are wanted.
+    /// True if log-probabilities of candidates are wanted.
     logprobs: bool,
 }
 

@@ -76,9 +76,9 @@ pub struct Inputs {
 #[derive(Debug, Clone)]
 struct Words {
     tokenizer: Tokenizer,
-    /// Whether punctuation and case are removed first (SigLIP). Otherwise normalization is the tokenizer's.
+    /// True if punctuation and case are removed first (SigLIP). Otherwise normalization is the tokenizer's.
     plain: bool,
-    /// Whether texts are lowercased first.
+    /// True if texts are lowercased first.
     lowers: bool,
     /// The token that texts are padded with, if they are.
     fill: Option<u32>,

@@ -18,7 +18,7 @@ pub struct SentenceTransformers {
     pub pooling: Pooling,
     /// The longest text in tokens.
     pub most_tokens: Option<usize>,
-    /// Whether texts are lowercased before tokenization.
+    /// True if texts are lowercased before tokenization.
     pub lowers: bool,
     /// Folders of dense layers behind pooling.
     pub(super) dense: Vec<String>,

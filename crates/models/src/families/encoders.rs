@@ -27,7 +27,7 @@ pub struct EncoderFamily {
 const COUNTS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
 impl EncoderFamily {
-    /// Whether a tensor may be left unused.
+    /// True if a tensor may be left unused.
     pub(crate) fn is_unused(&self, name: &str) -> bool {
         let name = name.strip_prefix(self.names.base).unwrap_or(name);
         COUNTS.contains(&name) || self.spare.iter().any(|start| name.starts_with(start))
@@ -157,7 +157,7 @@ pub(super) fn behind_pad(c: &Config<'_>, spec: &mut EncoderSpec, default: usize)
     Ok(())
 }
 
-/// Whether the checkpoint has tensor `name`, with or without the prefix `base`, which some files omit.
+/// True if the checkpoint has tensor `name`, with or without the prefix `base`, which some files omit.
 fn is_there(c: &Config<'_>, base: &str, name: &str) -> bool {
     let short = name.strip_prefix(base).unwrap_or(name);
     [name, short].into_iter().any(|name| c.checkpoint().get(name).is_some())

@@ -30,7 +30,7 @@ pub struct EncoderSpec {
     pub ropes: Vec<RopeSpec>,
     /// First to last.
     pub layers: Vec<DenseLayerSpec>,
-    /// Whether there is a norm behind the last layer.
+    /// True if there is a norm behind the last layer.
     pub last_norm: bool,
     /// Classification head, if there is one.
     pub head: Option<HeadSpec>,
@@ -119,7 +119,7 @@ impl PatchSpec {
 pub struct PoolingHeadSpec {
     /// Pooling of hidden states.
     pub pool: PoolKind,
-    /// Whether the encoder's last norm is applied to what was pooled.
+    /// True if the encoder's last norm is applied to what was pooled.
     pub norm: bool,
     /// The projection, if there is one.
     pub project: Option<Projection>,

@@ -92,7 +92,7 @@ pub struct AttentionSpec {
     pub out_bias: Bias,
     /// QK norm.
     pub qk_norm: QkNormSpec,
-    /// Whether each head of V is normalised, without weights.
+    /// True if each head of V is normalised, without weights.
     pub v_norm: bool,
     /// RoPE variant: index into [`DecoderSpec::ropes`](super::DecoderSpec::ropes). `None`: no position encoding (NoPE).
     pub rope: Option<usize>,
@@ -115,9 +115,9 @@ pub struct AttentionSpec {
     pub gated: bool,
     /// Relative position bias (T5), added to scores.
     pub relative_bias: Option<RelativeBiasSpec>,
-    /// Whether K has no bias where Q and V have one (Whisper).
+    /// True if K has no bias where Q and V have one (Whisper).
     pub no_k_bias: bool,
-    /// Whether V is K before QK norm and RoPE.
+    /// True if V is K before QK norm and RoPE.
     pub tie_kv: bool,
     /// Cross-attention to the encoder's output, with the same heads, biases and scale. It runs between this block and
     /// the FFN, with a norm in front of it.

@@ -83,7 +83,7 @@ pub struct Yarn {
     pub beta_fast: f64,
     /// Rotations below which a frequency is divided.
     pub beta_slow: f64,
-    /// Whether the ends of the interpolation are rounded to whole indices.
+    /// True if the ends of the interpolation are rounded to whole indices.
     pub truncate: bool,
     /// Multiplies cosines and sines.
     pub attention: f64,

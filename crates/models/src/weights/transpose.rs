@@ -96,7 +96,7 @@ impl Transpose {
     /// Rows written per pass, so that reads stay contiguous.
     const TILE: usize = 64;
 
-    /// Whether the file has exactly `count` elements and the matrix lies within them.
+    /// True if the file has exactly `count` elements and the matrix lies within them.
     pub fn is_within(&self, count: usize) -> bool {
         let last = self.rows.saturating_sub(1).saturating_mul(self.step).saturating_add(self.first);
         last < self.source_cols && self.source_cols.checked_mul(self.cols) == Some(count)

@@ -38,7 +38,7 @@ pub(crate) struct FollowedChoice {
     pub(crate) offsets: Option<Detokenizer>,
     /// Splits off reasoning, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
-    /// Whether it is the first choice of its prompt.
+    /// True if it is the first choice of its prompt.
     pub(crate) first: bool,
 }
 
@@ -118,7 +118,7 @@ impl Answers {
         &self.totals
     }
 
-    /// Whether all choices have ended and every event was returned.
+    /// True if all choices have ended and every event was returned.
     pub(crate) fn ended(&self) -> bool {
         self.peeked.is_none() && self.choices.iter().all(|choice| choice.events.is_none())
     }

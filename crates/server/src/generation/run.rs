@@ -36,7 +36,7 @@ pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
     /// Its text, where the answer echoes it.
     pub(crate) echo: Option<String>,
-    /// Whether it is all text, for which other tokens would do as well: not tokens that the caller gave, nor tokens that
+    /// True if it is all text, for which other tokens would do as well: not tokens that the caller gave, nor tokens that
     /// stand for an image.
     pub(crate) is_text: bool,
 }

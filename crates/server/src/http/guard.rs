@@ -189,7 +189,7 @@ fn same(given: &[u8], known: &[u8]) -> bool {
     different == 0
 }
 
-/// Whether this is a CORS preflight request.
+/// True if this is a CORS preflight request.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }

@@ -20,7 +20,7 @@ const PROGRAMS: [&str; 8] = [
 /// Suffixes that nobody can register: they resolve to this machine or its own network.
 const NEAR: [&str; 5] = [".local", ".internal", ".lan", ".home.arpa", ".localhost"];
 
-/// Whether an origin is a page of this machine itself: a program's, or one of a server beside this one.
+/// True if an origin is a page of this machine itself: a program's, or one of a server beside this one.
 ///
 /// `null` is not: pages from anywhere can have it.
 pub(crate) fn is_local(origin: &str) -> bool {
@@ -40,7 +40,7 @@ pub(crate) fn is_local(origin: &str) -> bool {
     web && loopback(name)
 }
 
-/// Whether a host is a name in this machine's own network. Names without a dot and those with a suffix in [`NEAR`] are
+/// True if a host is a name in this machine's own network. Names without a dot and those with a suffix in [`NEAR`] are
 /// in no public zone, so no web page can be served under them and rebound to point here.
 pub(crate) fn is_near(host: &str) -> bool {
     let far = host.contains('.') && !NEAR.iter().any(|end| host.len() > end.len() && host.ends_with(end));

@@ -39,13 +39,13 @@ pub(crate) struct Socket {
     connection: Arc<ConnectionSlot>,
     /// Times out when nothing could be sent.
     write_timeout: Option<Pin<Box<Sleep>>>,
-    /// Whether the client has closed its sending side.
+    /// True if the client has closed its sending side.
     ended: bool,
     /// Time of the next check whether it is gone.
     next_poll: Option<Pin<Box<Sleep>>>,
-    /// Whether a probe was sent.
+    /// True if a probe was sent.
     probed: bool,
-    /// Whether everything written so far was flushed.
+    /// True if everything written so far was flushed.
     flushed: bool,
     /// Bytes of [`HTTP2_PREFACE`] matched at the start of the stream; `None` once that is decided.
     preface: Option<usize>,

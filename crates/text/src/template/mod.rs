@@ -173,7 +173,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template reads a variable of this name, which the values of a chat may set.
+    /// True if the template reads a variable of this name, which the values of a chat may set.
     pub fn reads(&self, name: &str) -> bool {
         // The source has been parsed before, so lexing it does not fail.
         let tokens = lex::tokens(&self.source).unwrap_or_default();

@@ -140,7 +140,7 @@ pub(super) fn merges(path: &Path) -> Result<Vec<(String, String)>> {
 }
 
 impl Tokenizer {
-    /// Whether the folder has a file that a tokenizer can be read from.
+    /// True if the folder has a file that a tokenizer can be read from.
     pub fn is_in(folder: &Path) -> bool {
         Source::find(folder).is_some()
     }

@@ -26,9 +26,9 @@ struct File<'a> {
     model: u64,
     byte_fallback: bool,
     charsmap: &'a [u8],
-    /// Whether a space is put before a text (`add_dummy_prefix`).
+    /// True if a space is put before a text (`add_dummy_prefix`).
     prefix: bool,
-    /// Whether spaces at the ends are dropped and runs of spaces collapsed (`remove_extra_whitespaces`).
+    /// True if spaces at the ends are dropped and runs of spaces collapsed (`remove_extra_whitespaces`).
     squeeze: bool,
     /// The ids of the unknown, BOS and EOS tokens. Negative if there is none.
     ids: [i64; 3],

@@ -56,7 +56,7 @@ impl Unigram {
         Unigram { bytes: Some(vocab.bytes()), ..self }
     }
 
-    /// Whether every text becomes tokens, none of which stands for more bytes than its own text has.
+    /// True if every text becomes tokens, none of which stands for more bytes than its own text has.
     pub(super) fn takes_all(&self) -> bool {
         self.bytes.as_ref().is_some_and(|bytes| bytes.iter().all(Option::is_some))
     }

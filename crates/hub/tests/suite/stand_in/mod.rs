@@ -29,7 +29,7 @@ impl Ask {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// Whether it requests the content of `file`.
+    /// True if it requests the content of `file`.
     pub(crate) fn gets(&self, file: &str) -> bool {
         self.method == "GET" && self.path.ends_with(&format!("/{file}"))
     }

@@ -257,7 +257,7 @@ fn every_layout_stands_for_the_numbers_it_was_made_from() {
     }
 }
 
-/// A word for each group beside the codes.
+/// A word for each group in addition to the codes.
 #[test]
 fn zero_points_cost_few_bits() {
     for (group, bits) in [(32, 5.0), (64, 4.5), (128, 4.25)] {

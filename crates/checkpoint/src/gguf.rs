@@ -389,7 +389,7 @@ impl Metadata {
         self.file.path()
     }
 
-    /// All pairs, sorted by key.
+    /// All metadata entries, sorted by key.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(k, v)| (k.as_str(), v))
     }

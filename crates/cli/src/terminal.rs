@@ -52,7 +52,7 @@ pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// As [`tell`], without a newline.
+/// Does what [`tell`] does, without a newline.
 pub(crate) fn tell_here(text: &str) {
     let mut err = std::io::stderr();
     let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());

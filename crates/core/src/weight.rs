@@ -331,7 +331,7 @@ pub struct Norm<B: Memory> {
 pub struct QkNorm<B: Memory> {
     /// For queries: as wide as one head, or as all of them.
     pub q: Norm<B>,
-    /// For keys.
+    /// Norm of the keys.
     pub k: Norm<B>,
 }
 

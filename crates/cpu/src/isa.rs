@@ -12,7 +12,7 @@ pub enum Isa {
     Neon,
     /// x86 with AVX2, FMA and F16C.
     Avx2,
-    /// The same with AVX-VNNI.
+    /// AVX2 with AVX-VNNI.
     AvxVnni,
     /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
@@ -21,7 +21,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, the best last.
+    /// All instruction sets, the best last.
     pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
     /// True if this machine has it.
@@ -62,7 +62,7 @@ impl Isa {
         Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Scalar)
     }
 
-    /// Its name in options and reports.
+    /// Name in options and reports.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",

@@ -45,7 +45,7 @@ pub(crate) struct Kernels {
     pub gemv: fn(&mut GemvTask<'_>),
     /// GEMM: multiplies an unpacked chunk of a pair of panels with many rows.
     pub gemm: fn(&mut GemmTask<'_>),
-    /// The same in f32.
+    /// GEMM in f32.
     pub gemm_float: fn(&mut FloatGemmTask<'_>),
     /// Epilogue of a linear layer: from sums to outputs.
     pub finish: fn(&Finish<'_>),

@@ -1,7 +1,7 @@
 //! The engine of decoders, with or without an encoder: generation. Each step computes a batch of the
 //! [`scheduler`](crate::scheduler) and sends its tokens to the requests.
 //!
-//! Where the device computes while the host goes on, a step is launched before its listeners are told of the one before,
+//! Where the device computes while the host goes on, a step is launched before the events of the one before are sent,
 //! and commands are taken while it runs: the device waits only for the draw, the next batch and its launch.
 
 use std::collections::HashMap;
@@ -44,8 +44,8 @@ struct Engine<B: Backend> {
     in_flight: Option<InFlight<Engine<B>>>,
     /// Events of earlier steps that have not been sent yet.
     unsent: Vec<StepResult>,
-    /// True if the device computed the last step while the host went on. If it does, the next step does not wait for what
-    /// is told of this one; otherwise what is told does not wait for the next step.
+    /// True if the device computed the last step while the host went on. If so, the next step is launched before the events
+    /// of this one are sent; otherwise they are sent first.
     overlaps: bool,
     runner: Runner<B>,
     /// Random key per process, so that nobody can construct two salts that collide.
@@ -118,7 +118,7 @@ impl<B: Backend> Worker for Engine<B> {
                 let begun = self.begin(batch);
                 self.unless_lost(begun)?;
             }
-            None => self.tell_all(),
+            None => self.send_all(),
         }
         if self.scheduler.is_idle() && !self.disk.as_ref().is_some_and(DiskCache::holds_pages) {
             self.check_pages(cfg!(debug_assertions));
@@ -139,7 +139,7 @@ impl<B: Backend> Worker for Engine<B> {
     }
 
     fn stop(&mut self) {
-        self.tell_all();
+        self.send_all();
         let left: Vec<SeqId> = self.requests.keys().copied().collect();
         for id in left {
             self.take_out(id);
@@ -210,7 +210,7 @@ impl<B: Backend> BatchWorker for Engine<B> {
                 Err(bad) => self.fail_request(id, bad.to_string()),
                 Ok(outcome) => {
                     if request.accept(&outcome.next) {
-                        // The next step is without it, also if it is told later.
+                        // The next step is without it, even if its events are sent later.
                         self.scheduler.drop_seq(id);
                     }
                     let result = StepResult { id, tokens, outcome, full };
@@ -431,7 +431,7 @@ impl<B: Backend> Engine<B> {
         if self.overlaps {
             self.note(step.batch());
         }
-        self.tell_all();
+        self.send_all();
         let runs = step.launched().map(Launched::runs);
         self.overlaps = runs.unwrap_or(self.overlaps);
         if runs != Some(true) {
@@ -478,8 +478,8 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Tells requests what they have not been told yet.
-    fn tell_all(&mut self) {
+    /// Sends all events that have not been sent yet.
+    fn send_all(&mut self) {
         for result in std::mem::take(&mut self.unsent) {
             self.send(result);
         }

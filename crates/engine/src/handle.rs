@@ -296,7 +296,7 @@ pub struct Stats {
     pub preemptions: AtomicU64,
     /// Tokens computed as drafts (speculative decoding).
     pub drafted: AtomicU64,
-    /// Of these, tokens that sampling chose.
+    /// Drafted tokens that sampling chose.
     pub accepted: AtomicU64,
     /// Histogram of tokens per step.
     pub step_sizes: StepSizes,

@@ -28,7 +28,7 @@ pub struct LoadedLora {
     pub name: String,
     /// Path of its files.
     pub path: PathBuf,
-    /// Its id and default scale.
+    /// Id and default scale of the adapter.
     pub lora: LoraRef,
 }
 

@@ -176,7 +176,7 @@ pub struct Counts {
     pub preemptions: u64,
     /// Tokens that were computed as drafts.
     pub drafted: u64,
-    /// Of these, tokens that sampling chose.
+    /// Drafted tokens that sampling chose.
     pub accepted: u64,
 }
 
@@ -186,7 +186,7 @@ pub struct Scheduler {
     limits: Limits,
     pool: BlockPool,
     waiting: VecDeque<Seq>,
-    /// In order of admission.
+    /// Running sequences in order of admission.
     running: Vec<Seq>,
     draft_model: DraftModelRecord,
     counts: Counts,

@@ -179,7 +179,7 @@ pub enum HubError {
         /// Number of parts of the complete model.
         of: usize,
     },
-    /// There is no tokenizer in a supported format.
+    /// No tokenizer in a supported format.
     #[error(
         "{repo} has no tokenizer that can be read: none of tokenizer.json, tokenizer.model, spiece.model, tekken.json, a tiktoken \
          file, vocab.txt, or vocab.json with merges.txt. Nothing was downloaded; look for a copy of the model that has one, or for GGUF \
@@ -197,7 +197,7 @@ pub enum HubError {
     Pickle {
         /// The model.
         repo: RepoName,
-        /// One of the pickled files.
+        /// A pickled file of the repository.
         file: String,
     },
     /// The repository has no supported weights.
@@ -228,9 +228,9 @@ pub enum HubError {
         file: String,
         /// Kind of hash.
         kind: &'static str,
-        /// The announced hash.
+        /// Hash that the hub announced.
         want: String,
-        /// The computed hash.
+        /// Hash of the downloaded bytes.
         got: String,
     },
     /// Not enough disk space.

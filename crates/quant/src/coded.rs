@@ -40,7 +40,7 @@ pub struct Coding {
     pub bits: usize,
     /// Values of the codes, where they index a table.
     pub table: Option<[i8; 16]>,
-    /// Subtracted from each code. 8-bit codes and values of a table are signed and have none.
+    /// Number subtracted from each code. 8-bit codes and values of a table are signed and have none.
     pub bias: u8,
     /// Weights that share a scale: 16 or 32, or a multiple of 32 where they share a zero point too.
     pub run: usize,

@@ -49,7 +49,7 @@ struct State {
 #[derive(Debug)]
 struct Entry {
     bytes: usize,
-    /// Of those, bytes of unread events.
+    /// Bytes of those that are unread events.
     unread: usize,
     stage: Stage,
     /// Start of the stage, bytes that the client has sent or read since, and when it last did.

@@ -269,7 +269,7 @@ fn overlap(text: &str, marker: &str) -> usize {
 pub enum Effort {
     /// No reasoning.
     None,
-    /// As little as possible.
+    /// As little reasoning as possible.
     Minimal,
     /// A little.
     Low,
@@ -280,10 +280,10 @@ pub enum Effort {
 }
 
 impl Effort {
-    /// All, least first.
+    /// All efforts, least first.
     pub const ALL: [Effort; 5] = [Effort::None, Effort::Minimal, Effort::Low, Effort::Medium, Effort::High];
 
-    /// By name.
+    /// Finds an effort by name.
     pub fn named(name: &str) -> Option<Effort> {
         Effort::ALL.into_iter().find(|effort| effort.name() == name)
     }

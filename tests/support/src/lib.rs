@@ -124,15 +124,15 @@ pub fn json(path: &Path) -> serde_json::Value {
 /// One tensor of a golden file.
 #[derive(Debug, Clone)]
 pub struct Golden {
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Vec<usize>,
-    /// Its bytes.
+    /// Bytes of the tensor.
     pub bytes: Vec<u8>,
     dtype: Dtype,
 }
 
 impl Golden {
-    /// Its numbers as `f32`.
+    /// Numbers as `f32`.
     pub fn f32(&self) -> Vec<f32> {
         let pairs = || self.bytes.chunks_exact(2).map(|c| [c[0], c[1]]);
         match self.dtype {
@@ -145,7 +145,7 @@ impl Golden {
         }
     }
 
-    /// Its numbers as token ids.
+    /// Numbers as token ids.
     pub fn ids(&self) -> Vec<u32> {
         assert_eq!(self.dtype, Dtype::I64);
         self.bytes.chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().unwrap()) as u32).collect()

@@ -58,7 +58,7 @@ impl Pattern {
         Pattern(text)
     }
 
-    /// Its text, with placeholders.
+    /// Text of the pattern, with placeholders.
     pub fn text(self) -> &'static str {
         self.0
     }

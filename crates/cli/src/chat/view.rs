@@ -37,7 +37,7 @@ impl Looks {
     }
 }
 
-/// The text shown so far.
+/// Part of the answer that was shown last.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Nothing,

@@ -26,13 +26,13 @@ pub fn candidates_of(vocab: usize) -> usize {
 pub struct Candidates<'a> {
     /// The most likely tokens, most likely first; of equals the lower id first. Not all of them.
     pub tokens: &'a [u32],
-    /// Their logits.
+    /// Logits of `tokens`.
     pub logits: &'a [f32],
-    /// The other tokens.
+    /// Sums over the other tokens.
     pub tail: Tail,
     /// The tokens that [`Sampler::edited`] names, and maybe more: ascending.
     pub edited: &'a [u32],
-    /// Their logits.
+    /// Logits of `edited`.
     pub edited_logits: &'a [f32],
 }
 

@@ -20,7 +20,7 @@ impl Accuracy {
         (1..=most).take_while(|n| self.all_right(*n) > needed(*n)).count()
     }
 
-    /// Probability that so many guesses are all right.
+    /// Probability that `count` guesses are all right.
     pub(super) fn all_right(self, count: usize) -> f32 {
         self.0.powi(count as i32)
     }

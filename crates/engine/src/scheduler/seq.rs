@@ -110,7 +110,7 @@ impl Seq {
         cross.chain(self.blocks.iter()).map(|page| BlockId(*page)).collect()
     }
 
-    /// Its rows of recurrent states.
+    /// Rows of its recurrent states.
     pub(super) fn states(&self) -> impl Iterator<Item = StateRow> {
         self.state.into_iter().chain(self.next_state)
     }
@@ -128,7 +128,7 @@ impl Seq {
         }
     }
 
-    /// Has a snapshot made after so many tokens, if they are still to be computed.
+    /// Plans a snapshot after `tokens` tokens, if they are still to be computed.
     fn snapshot_at(&mut self, tokens: usize) {
         if tokens > self.computed {
             self.snapshots.insert(tokens);

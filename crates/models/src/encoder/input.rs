@@ -13,9 +13,9 @@ use crate::Result;
 /// Truncation: how a text that is too long is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Truncation {
-    /// It is refused.
+    /// No truncation: a text that is too long is refused.
     No,
-    /// Its end is cut off.
+    /// Truncation: the end of the text is cut off.
     End,
 }
 
@@ -88,7 +88,7 @@ struct Words {
 }
 
 impl Inputs {
-    /// For a model.
+    /// Makes the inputs of a model.
     pub fn new(model: &EncoderModel) -> Result<Inputs> {
         let pictures = model.of_images().and_then(|m| Some((m, m.spec.patches?)));
         let pictures =

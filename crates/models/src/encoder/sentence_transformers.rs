@@ -35,7 +35,7 @@ const KINDS: [(&str, &str, Pooling); 6] = [
 ];
 
 impl SentenceTransformers {
-    /// Reads the files beside a checkpoint, or a GGUF file's metadata.
+    /// Reads the files next to a checkpoint, or a GGUF file's metadata.
     pub(super) fn read(config: &Config<'_>) -> Result<SentenceTransformers> {
         let checkpoint = config.checkpoint();
         let mut sentence = SentenceTransformers {

@@ -54,7 +54,7 @@ pub fn encoder(c: &Config<'_>) -> Option<&'static EncoderFamily> {
     of(c).next()
 }
 
-/// The family of the image encoder beside the text encoder (CLIP, SigLIP), if there is one.
+/// The family of the image encoder that comes with a text encoder (CLIP, SigLIP), if there is one.
 pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
     of(c).nth(1)
 }

@@ -128,7 +128,7 @@ pub struct PoolingHeadSpec {
 /// Pooling of hidden states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolKind {
-    /// By a fixed rule.
+    /// Pooling by a fixed rule.
     By(Pooling),
     /// Attention pooling (SigLIP): a learned query attends to all of them, and an FFN follows. Prefix of its tensors'
     /// names.
@@ -146,7 +146,7 @@ pub struct Projection {
     pub bias: Bias,
 }
 
-/// A dense layer of sentence-transformers: linear layer with an optional activation, stored beside the model.
+/// A dense layer of sentence-transformers: linear layer with an optional activation, stored next to the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DenseSpec {
     /// Name of its tensors.

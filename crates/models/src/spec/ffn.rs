@@ -11,11 +11,11 @@ pub enum Ffn {
     Dense(FfnSpec),
     /// Mixture of experts.
     Moe(MoeSpec),
-    /// Parallel MoE (Gemma 4): a dense FFN beside the experts, each with norms of its own.
+    /// Parallel MoE (Gemma 4): a dense FFN parallel to the experts, each with norms of its own.
     Parallel {
         /// The dense FFN.
         dense: FfnSpec,
-        /// The experts beside it.
+        /// The experts parallel to it.
         moe: MoeSpec,
     },
 }
@@ -98,7 +98,7 @@ pub struct ExpertsSpec {
     pub expert_scale: bool,
 }
 
-/// Shared expert: an FFN beside the routed experts.
+/// Shared expert: an FFN that every token uses, in addition to the routed experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedExpertSpec {
     /// Intermediate size.

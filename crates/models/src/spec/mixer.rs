@@ -103,7 +103,7 @@ pub struct AttentionSpec {
     /// Chunked attention (Llama 4): the sequence is cut into chunks of this length, and no token attends outside its
     /// own.
     pub chunk: Option<usize>,
-    /// Attention sinks (gpt-oss): each head has a learned score beside those of tokens.
+    /// Attention sinks (gpt-oss): each head has a learned score in addition to those of tokens.
     pub sinks: bool,
     /// Multiplies attention scores.
     pub scale: f32,
@@ -251,12 +251,12 @@ impl GatedDeltaSpec {
 pub enum QkNormSpec {
     /// No QK norm.
     None,
-    /// Per head, without weights.
+    /// Norm of each head, without weights.
     Plain,
-    /// Per head, the same weights for all.
+    /// Norm of each head, with the same weights for all.
     PerHead,
-    /// Per head, with weights of its own.
+    /// Norm of each head, with its own weights.
     HeadWeights,
-    /// Over all heads of a token at once.
+    /// Norm over all heads of a token at once.
     AllHeads,
 }

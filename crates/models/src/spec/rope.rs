@@ -24,7 +24,7 @@ pub enum Scaling {
     None,
     /// Linear: all positions are divided.
     Linear {
-        /// The divisor.
+        /// Divisor of the positions.
         factor: f64,
     },
     /// Dynamic NTK: the base grows with the context that the table is built for, once that exceeds the original one.
@@ -49,9 +49,9 @@ pub enum Scaling {
     Yarn(Yarn),
     /// LongRoPE (Phi-3): a divisor per frequency, one set for the original context, one for longer ones.
     Long {
-        /// For contexts up to the original one.
+        /// Factors for contexts up to the original one.
         short: Vec<f64>,
-        /// For longer ones.
+        /// Factors for longer contexts.
         long: Vec<f64>,
         /// The original context.
         original: usize,

@@ -87,7 +87,7 @@ impl Group {
 pub(crate) struct Signed;
 
 impl Signed {
-    /// Without a constraint on the signs.
+    /// Makes one without a constraint on the signs.
     pub(crate) fn free(weights: &[f32; 256], care: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
         let mut unit = Unit::new(&finite(weights), care);
         let mut signs = [0; 32];
@@ -138,7 +138,7 @@ impl BookFit {
 /// Weights that share a scale, and their products with each entry of each codebook.
 struct Part<'a, const M: usize> {
     books: &'a [Book<M>],
-    /// Per codebook, the groups of weights.
+    /// Groups of weights of each codebook.
     groups: Vec<Vec<Group>>,
 }
 

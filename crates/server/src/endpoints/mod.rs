@@ -116,7 +116,7 @@ pub(crate) trait Kind: Model + Sized {
     /// The word before the last of its tasks: `or` where each model has only one of them.
     const CONJUNCTION: &'static str = "and";
 
-    /// Its handler of an endpoint.
+    /// Handler of an endpoint for this kind of model.
     fn handler(endpoint: &Endpoint) -> Option<Handler<Self>>;
 }
 
@@ -185,7 +185,7 @@ impl Endpoint {
         Endpoint { speech: Some(handler), ..self }
     }
 
-    /// All models answer it.
+    /// Adds the handler for every kind of model.
     const fn every(self, handler: Handler<dyn Model>) -> Endpoint {
         Endpoint { every: Some(handler), ..self }
     }

@@ -20,7 +20,7 @@ const PROGRAMS: [&str; 8] = [
 /// Suffixes that nobody can register: they resolve to this machine or its own network.
 const NEAR: [&str; 5] = [".local", ".internal", ".lan", ".home.arpa", ".localhost"];
 
-/// True if an origin is a page of this machine itself: a program's, or one of a server beside this one.
+/// True if an origin is a page of this machine itself: a program's, or one of another server on it.
 ///
 /// `null` is not: pages from anywhere can have it.
 pub(crate) fn is_local(origin: &str) -> bool {

@@ -51,7 +51,7 @@ const MOST_MEMORY: usize = 256 << 20;
 /// Base work budget of a run, in units of about a nanosecond: steps, and bytes that are inspected or copied. About half
 /// a second for a small chat; most templates take a thousandth of it.
 const LEAST_WORK: u64 = 1 << 29;
-/// Additional budget per byte of memory that the chat takes: some templates look back over all messages at each
+/// Additional work budget per byte of memory that the chat takes: some templates look back over all messages at each
 /// message.
 const WORK_PER_BYTE: u64 = 1 << 10;
 /// Upper bound of the budget, however long the chat is: some seconds.

@@ -176,7 +176,7 @@ impl Tokenizer {
         }
     }
 
-    /// Reads the bytes of a `tokenizer.json`. `config`, the `tokenizer_config.json` beside it, names the BOS and EOS
+    /// Reads the bytes of a `tokenizer.json`. `config`, the `tokenizer_config.json` next to it, names the BOS and EOS
     /// tokens; without it BOS is taken from the template and EOS found by name. `path` is for error messages.
     pub fn from_json(path: &Path, json: &[u8], config: Option<&Value>) -> Result<Tokenizer> {
         let bad = |field: &str, e: serde_json::Error| FileError::bad(path, field, e);

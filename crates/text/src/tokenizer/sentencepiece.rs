@@ -123,7 +123,7 @@ fn parse_piece(bytes: &[u8]) -> std::result::Result<(&str, f32, Kind), String> {
 }
 
 impl Tokenizer {
-    /// Reads the bytes of a `tokenizer.model`. What it lacks comes from the files beside it, or from the tokenizer
+    /// Reads the bytes of a `tokenizer.model`. What it lacks comes from the files next to it, or from the tokenizer
     /// class.
     pub(super) fn from_sentencepiece(path: &Path, bytes: &[u8], configs: &ConfigFiles) -> Result<Tokenizer> {
         if configs.class().is_some_and(|class| !CLASSES.contains(&class)) {

@@ -37,7 +37,7 @@ impl<B: Backend> Mixer<B> {
         })
     }
 
-    /// `then(block(norm(x)))`
+    /// `epilogue(block(norm(x)))`
     fn forward(
         &self,
         cx: &Context<'_, B>,
@@ -77,7 +77,7 @@ impl<B: Backend> FeedForward<B> {
         })
     }
 
-    /// `then(block(norm(x)))`
+    /// `epilogue(block(norm(x)))`
     fn forward(
         &self,
         cx: &Context<'_, B>,

@@ -63,7 +63,7 @@ impl<B: Backend> Mlp<B> {
         Mlp { up, act, down }
     }
 
-    /// `then(block(norm(x)))`
+    /// `epilogue(block(norm(x)))`
     pub fn forward(
         &self,
         cx: &Context<'_, B>,

@@ -39,7 +39,7 @@ impl<B: Backend> ParallelMoe<B> {
         })
     }
 
-    /// `then(norm(dense(norm(x))) + norm(experts(norm(x))))`
+    /// `epilogue(norm(dense(norm(x))) + norm(experts(norm(x))))`
     pub fn forward(
         &self,
         cx: &Context<'_, B>,

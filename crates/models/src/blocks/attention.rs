@@ -83,7 +83,7 @@ impl<B: Backend> Attention<B> {
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let rope = |i: Option<usize>| i.and_then(|i| cx.ropes.get(i));
@@ -106,7 +106,7 @@ impl<B: Backend> Attention<B> {
             let gates = all.col_range(heads.qkv_cols()..all.cols());
             mixed = b.run(Eltwise { x: &mixed, op: EltwiseOp::Gate(&gates) })?;
         }
-        cx.linear(&mixed, &self.o, then)
+        cx.linear(&mixed, &self.o, epilogue)
     }
 }
 

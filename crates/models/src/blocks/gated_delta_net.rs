@@ -75,7 +75,7 @@ impl<B: Backend> GatedDeltaNet<B> {
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, heads, state) = (cx.b, cx.plan, self.heads, cx.cache.state()?);
         let (cols, keys, values) = (heads.cols(), 2 * heads.key_cols(), heads.value_cols());
@@ -90,7 +90,7 @@ impl<B: Backend> GatedDeltaNet<B> {
         let y = b.run(Normalize { x: &y, norm: &self.norm, residual: None })?;
         let gate = all.col_range(cols..cols + values);
         let y = b.run(Activate { gate: &gate, up: Some(&y), act: Activation::Silu })?;
-        cx.linear(&y, &self.o, then)
+        cx.linear(&y, &self.o, epilogue)
     }
 }
 

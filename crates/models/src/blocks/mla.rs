@@ -66,7 +66,7 @@ impl<B: Backend> Mla<B> {
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let both = cx.linear_many(x, norm, &self.down)?; // [tokens, queries (or q_lora_rank) + kv_lora_rank + qk_rope_dim]
@@ -83,7 +83,7 @@ impl<B: Backend> Mla<B> {
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
         let (head_dim, inputs) = (heads.dim, self.latent.qk_rope_dim..heads.dim);
         let values = b.run(LinearHeads { x: &mixed, head_dim, inputs, copied: 0..0, weights: &self.up.v })?; // [tokens, q * v_dim]
-        cx.linear(&values, &self.o, then)
+        cx.linear(&values, &self.o, epilogue)
     }
 
     /// Queries in the latent space: per head `[q_rope, k * q_nope]`, [tokens, q * (qk_rope_dim + kv_lora_rank)]

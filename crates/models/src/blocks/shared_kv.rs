@@ -49,7 +49,7 @@ impl<B: Backend> SharedKvAttention<B> {
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let q = cx.linear_many(x, norm, std::slice::from_ref(&self.q))?; // [tokens, q * dim]
@@ -58,6 +58,6 @@ impl<B: Backend> SharedKvAttention<B> {
             q = b.run(Rope { x: &q, head_dim: heads.dim, rope, positions: &plan.positions })?;
         }
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
-        cx.linear(&mixed, &self.o, then)
+        cx.linear(&mixed, &self.o, epilogue)
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const DIGITS: usize = 10;
 
 fn main() {
-    // Cargo sets both. Without a manifest there is nothing to look beside.
+    // Cargo sets both. Without a manifest there is no folder to look in.
     let root = std::env::var_os("CARGO_MANIFEST_DIR").map(|dir| PathBuf::from(dir).join("../.."));
     let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
     println!("cargo:rerun-if-changed=build.rs");
@@ -21,7 +21,7 @@ fn main() {
 /// The commit that is checked out, and has cargo look again when it changes.
 fn commit(root: &Path) -> Option<String> {
     let dot = root.join(".git");
-    // In a work tree beside the repository it is a file that says where its own folder is.
+    // In a work tree outside the repository it is a file that says where its own folder is.
     let own = match std::fs::read_to_string(&dot) {
         Ok(text) => root.join(text.strip_prefix("gitdir:")?.trim()),
         Err(_) => dot,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures Tallow beside llama.cpp and ik_llama.cpp, in turn on the same machine, and what the machine allows.
+"""Measures Tallow against llama.cpp and ik_llama.cpp, in turn on the same machine, and what the machine allows.
 
     python3 tools/bench/bench_peers.py --llama DIR --models DIR            # prints the table, keeps the results
     python3 tools/bench/bench_peers.py --from FILE --write                 # writes results that were kept into the docs

@@ -205,7 +205,7 @@ def sentence(results: Results) -> str:
     slower = sum(ratio < 1 / (1 + TIE) for ratio, _ in ratios)
     peers = " and ".join(f"{name} {version.split(',')[0]}" for name, version in results.peers.items())
     (worst, slowest), (best, fastest) = ratios[0], ratios[-1]
-    return (f"On {cores} cores ({results.machine['cpu']}), in {len(ratios)} measurements beside {peers}, {OURS} is faster in {faster}, "
+    return (f"On {cores} cores ({results.machine['cpu']}), in {len(ratios)} measurements against {peers}, {OURS} is faster in {faster}, "
             f"level (within {percent(TIE)}) in {len(ratios) - faster - slower} and slower in {slower}: from {worst:.2f} times "
             f"as fast ({slowest}) to {best:.2f} times ({fastest}).")
 

@@ -100,7 +100,7 @@ class Pages(unittest.TestCase):
         speeds = [("a", 120.0), ("b", 105.0), ("c", 92.0), ("d", 60.0), ("e", 89.0)]
         rows = [sample(test, [ours], llama={"": [100.0]}) for test, ours in speeds]
         text = sentence(results(*rows, sample("f", [1.0])))
-        self.assertIn("in 5 measurements beside llama.cpp 0c1e57098, Tallow is faster in 1, level (within 10 %) in 2 and slower in 2", text)
+        self.assertIn("in 5 measurements against llama.cpp 0c1e57098, Tallow is faster in 1, level (within 10 %) in 2 and slower in 2", text)
         self.assertIn("from 0.60 times as fast (d, m-Q4_0) to 1.20 times (a, m-Q4_0)", text)
         self.assertEqual(sentence(results()), "Nothing has been measured beside a peer.")
 

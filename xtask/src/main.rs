@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask COMMAND
   attack [--program PROGRAM] [--slow FACTOR] [NAME...]
-          attacks a server, with a healthy stream beside each attack, and says what became of both
+          attacks a server, with a healthy stream during each attack, and says what became of both
   browser [PROGRAM]
           drives the server with OpenAI's own JavaScript client, from pages in Chromium (skipped where there is none)
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)

@@ -174,7 +174,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(entries)
 }
 
-/// Whether no prompt exceeds the program's context. Some cases go past it on purpose, to test RoPE there.
+/// True if no prompt exceeds the program's context. Some cases go past it on purpose, to test RoPE there.
 fn is_for_the_program(folder: &Path, golden: &Path) -> bool {
     let context = json(&folder.join("config.json"))["max_position_embeddings"].as_u64();
     let is_short =

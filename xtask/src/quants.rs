@@ -31,7 +31,7 @@ const SHORT: [&str; 12] =
 
 /// Tokens per perplexity chunk.
 const CONTEXT: &str = "256";
-/// How much worse than llama.cpp a perplexity may be, and how far from exact arithmetic's where it is better.
+/// Fraction by which a perplexity may be worse than llama.cpp's, or where it is better, differ from exact arithmetic's.
 const ALLOWED: f64 = 0.005;
 
 const BEGIN: &str = "<!-- quants -->";
@@ -81,7 +81,7 @@ impl Row {
         self.fast / self.peer - 1.0
     }
 
-    /// Whether it is as good as llama.cpp's. Where it is better, exact products must agree: then the loss is
+    /// True if it is as good as llama.cpp's. Where it is better, exact products must agree: then the loss is
     /// llama.cpp's.
     fn is_fine(&self) -> bool {
         let near_exact = (self.fast / self.exact - 1.0).abs() <= ALLOWED;

@@ -93,7 +93,7 @@ impl<'a> Config<'a> {
         if inner.is_there() { inner } else { *self }
     }
 
-    /// Whether the text model is part of a multimodal one.
+    /// True if the text model is part of a multimodal one.
     pub fn is_within(&self) -> bool {
         self.of_whole().under(TEXT).is_there()
     }
@@ -125,7 +125,7 @@ impl<'a> Config<'a> {
         self.checkpoint
     }
 
-    /// Whether the settings are GGUF metadata.
+    /// True if the settings are GGUF metadata.
     pub fn is_gguf(&self) -> bool {
         matches!(self.checkpoint.settings, Settings::Gguf(_))
     }
@@ -281,17 +281,17 @@ impl<'a> Config<'a> {
         self.read(key, "a list of texts", hf, |m, k| m.texts(k))
     }
 
-    /// Whether the scope is an object in `config.json`; false for GGUF metadata.
+    /// True if the scope is an object in `config.json`; false for GGUF metadata.
     pub fn is_there(&self) -> bool {
         self.scope.is_some_and(Value::is_object)
     }
 
-    /// Whether the scope is a non-empty object in `config.json`.
+    /// True if the scope is a non-empty object in `config.json`.
     pub fn says_something(&self) -> bool {
         self.scope.and_then(Value::as_object).is_some_and(|object| !object.is_empty())
     }
 
-    /// Whether the key is absent (`null` counts as present).
+    /// True if the key is absent (`null` counts as present).
     pub fn leaves_out(&self, key: Key) -> bool {
         match &self.checkpoint.settings {
             Settings::Hf(_) => self.scope.is_none_or(|json| json.get(key.hf).is_none()),
@@ -299,7 +299,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Whether the key has a value.
+    /// True if the key has a value.
     pub fn has(&self, key: Key) -> bool {
         self.json(key).is_some() || self.meta(key).is_some_and(|(meta, name)| meta.get(&name).is_some())
     }

@@ -91,7 +91,7 @@ impl Array {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -389,7 +389,7 @@ impl Metadata {
         self.file.path()
     }
 
-    /// All pairs, sorted by key.
+    /// All metadata entries, sorted by key.
     pub fn entries(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(k, v)| (k.as_str(), v))
     }
@@ -422,7 +422,7 @@ impl Metadata {
         }
     }
 
-    /// Whether the key is an array.
+    /// True if the key is an array.
     pub fn is_array(&self, key: &str) -> bool {
         matches!(self.get(key), Some(Value::Array(_)))
     }

@@ -68,7 +68,7 @@ impl Stored {
         self.shape.iter().product()
     }
 
-    /// Whether there are no elements.
+    /// True if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -279,7 +279,7 @@ impl Checkpoint {
         path.exists().then_some(path)
     }
 
-    /// Whether every byte read so far came from the files; an error if one was truncated.
+    /// Fails if a file was truncated, so that bytes read so far may not have come from it.
     pub fn intact(&self) -> Result<()> {
         self.tensors.values().try_for_each(|t| t.file.intact())
     }
@@ -335,7 +335,7 @@ pub fn regular(path: &Path) -> Result<std::fs::Metadata> {
     }
 }
 
-/// Whether a file starts with the GGUF magic, whatever its name.
+/// True if a file starts with the GGUF magic, whatever its name.
 fn is_gguf(path: &Path) -> Result<bool> {
     use std::io::Read;
     regular(path)?;

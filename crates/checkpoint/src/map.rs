@@ -76,7 +76,7 @@ impl Mapping {
         }
     }
 
-    /// Whether every byte read so far came from the file; an error if it was truncated.
+    /// Fails if the file was truncated, so that bytes read so far may not have come from it.
     pub fn intact(&self) -> Result<()> {
         match &self.bytes {
             Bytes::Mapped { guard: Some(guard), .. } if guard.hit.load(Ordering::Acquire) => {

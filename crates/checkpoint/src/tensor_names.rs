@@ -37,7 +37,7 @@ impl Names {
         self.slots.get(slot)
     }
 
-    /// Whether such files may have the tensor.
+    /// True if such files may have the tensor.
     pub fn has(&self, slot: Slot) -> bool {
         self.get(slot).is_some()
     }
@@ -72,7 +72,7 @@ impl Names {
         self.iter().filter_map(parse)
     }
 
-    /// Whether the decoder does not use a tensor.
+    /// True if the decoder does not use a tensor.
     pub fn is_unused(&self, name: &str) -> bool {
         self.spare.iter().any(|base| name.starts_with(base))
     }
@@ -91,7 +91,7 @@ pub fn named(layer: &str) -> String {
 /// Encoding of the decay rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rate {
-    /// As its logarithm.
+    /// Stored as its logarithm.
     Logarithm,
     /// Negated.
     Negative,
@@ -111,7 +111,7 @@ pub enum Layout {
 /// Layout of a fused gate and up of all experts. It and `down` have a row per input, unless they are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Joint {
-    /// All of gate, then all of up.
+    /// All rows of gate, then all of up.
     InTurn,
     /// Outputs of gate and up alternate.
     Alternating,
@@ -238,7 +238,7 @@ pub fn is_redundant(name: &str) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || masks.iter().any(|mask| name.ends_with(mask))
 }
 
-/// Whether a tensor belongs to a vision or audio encoder beside the text model.
+/// True if a tensor belongs to a vision or audio encoder, not to the text model.
 pub fn is_of_senses(name: &str) -> bool {
     let parts = [
         "visual.",

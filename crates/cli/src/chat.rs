@@ -19,7 +19,7 @@ use dialogue::{Dialogue, Message};
 const BASE_MODEL_TOKENS: usize = 256;
 /// Why that is the limit, for messages.
 pub(crate) const BASE_MODEL_WHY: &str = "the default for models without a chat template";
-/// When the context is full, an answer goes on only if dropping turns makes room for this many tokens.
+/// Tokens for which dropping turns must make room if an answer is to go on when the context is full.
 const MIN_ANSWER: usize = 16;
 
 /// Progress of an answer.
@@ -50,13 +50,13 @@ pub(crate) struct Talk {
     pub max_tokens: Option<usize>,
     /// Stop strings.
     pub stops: Vec<String>,
-    /// Whether the oldest turns are dropped when the context is full.
+    /// True if the oldest turns are dropped when the context is full.
     pub rolls: bool,
-    /// Whether this is an interactive chat, whose user can type commands.
+    /// True if this is an interactive chat, whose user can type commands.
     pub in_chat: bool,
 }
 
-/// How an answer ended.
+/// The way an answer ended.
 pub(crate) enum Answered {
     Whole(Done, Option<Cut>),
     /// Stopped by the user.

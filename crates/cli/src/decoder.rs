@@ -72,7 +72,7 @@ impl LoadedModel {
         self.after_text_codec(handle)
     }
 
-    /// Whether tokens may be drafted: a recurrent state that has gone past a wrong token has no way back.
+    /// True if tokens may be drafted: a recurrent state that has gone past a wrong token has no way back.
     fn may_draft(&self, config: &EngineConfig) -> bool {
         config.speculative.value == Speculative::Auto && !self.model.spec.is_recurrent()
     }
@@ -125,9 +125,9 @@ struct StartEngine<I> {
     info: I,
     loading: Loading,
     limits: Limits,
-    /// Whether steps may be limited by measured times.
+    /// True if steps may be limited by measured times.
     may_limit: bool,
-    /// Whether tokens may be drafted.
+    /// True if tokens may be drafted.
     may_draft: bool,
     cpu: CpuOptions,
 }

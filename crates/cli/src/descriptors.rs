@@ -22,7 +22,7 @@ pub(crate) fn raise_limit() -> Option<usize> {
     usize::try_from(limit.rlim_cur).ok()
 }
 
-/// There is no such limit on other systems.
+/// Other systems have no limit on open files.
 #[cfg(not(unix))]
 pub(crate) fn raise_limit() -> Option<usize> {
     None

@@ -56,7 +56,7 @@ impl std::fmt::Display for Offline {
     }
 }
 
-/// Whether the hub must not be contacted, and which setting says so.
+/// The setting by which the hub must not be contacted, if there is one.
 pub(crate) fn offline(sources: &Sources, flag: bool) -> Result<Option<Offline>, Failed> {
     let asked = sources.get("offline", flag.then_some(Switch(true)), Switch(false))?;
     let off = |value: &String| ["0", "false", "no", "off"].contains(&value.as_str());

@@ -169,7 +169,7 @@ pub(crate) fn open(name: &str, how: OpenOptions) -> Result<LoadedModel, Failed> 
     decoder(name, model(name, how)?)
 }
 
-/// As [`open`], for a model that is already open.
+/// Does what [`open`] does, for a model that is already open.
 pub(crate) fn decoder(name: &str, model: Model) -> Result<LoadedModel, Failed> {
     let generation = match model.generation() {
         Ok(generation) => generation,

@@ -66,7 +66,7 @@ pub(crate) struct LogArgs {
     pub log_format: Option<LogFormat>,
 }
 
-/// How lines are written.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
     /// For people
@@ -127,7 +127,7 @@ static LOG: OnceLock<Log> = OnceLock::new();
 struct Log {
     queue: Arc<Queue>,
     quiet: bool,
-    /// Whether this is a server, where nothing may block on standard error.
+    /// True if this is a server, where nothing may block on standard error.
     serves: bool,
 }
 
@@ -181,7 +181,7 @@ pub(crate) fn start(args: &LogArgs, serves: bool) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Whether `--quiet` is given.
+/// True if `--quiet` is given.
 pub(crate) fn is_quiet() -> bool {
     LOG.get().is_some_and(|log| log.quiet)
 }
@@ -237,7 +237,7 @@ struct Queue {
 struct Waiting {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Whether a line is being written.
+    /// True if a line is being written.
     busy: bool,
 }
 
@@ -335,7 +335,7 @@ impl Queue {
     }
 }
 
-/// How lines are formatted.
+/// Format of log lines, and whether they have colours.
 #[derive(Clone, Copy)]
 struct Look {
     format: LogFormat,
@@ -376,7 +376,7 @@ impl Look {
     }
 }
 
-/// Whether a text needs no quotes as a value.
+/// True if a text needs no quotes as a value.
 fn is_plain(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && b != b'"' && b != b'=')
 }
@@ -486,7 +486,7 @@ mod tests {
     #[derive(Clone, Default)]
     struct Slow(Arc<(Gate, Condvar)>);
 
-    /// Whether it is open, and what has been written.
+    /// State of the gate (true: open), and the bytes written.
     type Gate = Mutex<(bool, Vec<u8>)>;
 
     impl Write for Slow {

@@ -122,7 +122,7 @@ impl Plan {
         (draft.weight_bytes() as u64).saturating_add(kv).saturating_add(workspace(draft, step, context))
     }
 
-    /// Whether the context is long enough to choose this device while other candidates remain.
+    /// True if the context is long enough to choose this device while other candidates remain.
     pub(crate) fn is_roomy(&self) -> bool {
         self.context.origin != Origin::Memory || self.context.value >= USEFUL_CONTEXT.min(self.made_for)
     }
@@ -216,7 +216,7 @@ impl Plan {
         all.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Whether it fits; assumed where the memory is unknown.
+    /// True if it fits; assumed where the memory is unknown.
     pub(crate) fn fits(&self) -> bool {
         self.memory.is_none_or(|m| (self.total() as f64) <= m.free as f64 * (1.0 - HEADROOM))
     }

@@ -8,7 +8,7 @@ use tallow_hub::ModelRef;
 /// Name of the model that is embedded in the program.
 pub(crate) const DEMO: &str = "demo";
 
-/// Whether the word can hardly be anything but a model.
+/// True if the word can hardly be anything but a model.
 pub(crate) fn is_model(word: &OsStr) -> bool {
     let path = Path::new(word);
     let known = |text: &str| text == DEMO || tallow_hub::is_alias(text);
@@ -28,7 +28,7 @@ pub(crate) fn short_name(name: &str) -> String {
     last.strip_suffix(".gguf").map_or(last.clone(), str::to_owned)
 }
 
-/// Whether two names mean the same model.
+/// True if two names mean the same model.
 pub(crate) fn is_same(a: &str, b: &str) -> bool {
     let on_hub = |name: &str| ModelRef::parse(name).ok();
     short_name(b) == a || on_hub(a).is_some_and(|a| on_hub(b) == Some(a))

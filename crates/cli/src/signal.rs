@@ -37,7 +37,7 @@ impl Signals {
     }
 }
 
-/// Whether a signal is ignored (`SIG_IGN`).
+/// True if a signal is ignored (`SIG_IGN`).
 #[cfg(unix)]
 fn is_ignored(signal: libc::c_int) -> bool {
     // SAFETY: all zeros is a valid `libc::sigaction`, which is plain data; without a new action the call only writes

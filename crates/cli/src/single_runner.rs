@@ -20,7 +20,7 @@ use crate::memory::{PAGE, Plan, Step};
 use crate::notice::Notice;
 use crate::settings::{DeviceArgs, KvType, Sources};
 
-/// How a model is set up on a device.
+/// Settings of a model on a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub device: DeviceChoice,

@@ -32,12 +32,12 @@ pub(crate) fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// Whether text there may have colours.
+/// True if text there may have colours.
 pub(crate) fn colours_on(out: &impl IsTerminal) -> bool {
     out.is_terminal() && env::get("NO_COLOR").is_none() && env::get("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Whether text on standard error may have colours.
+/// True if text on standard error may have colours.
 pub(crate) fn has_colours() -> bool {
     colours_on(&std::io::stderr())
 }
@@ -52,7 +52,7 @@ pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// As [`tell`], without a newline.
+/// Does what [`tell`] does, without a newline.
 pub(crate) fn tell_here(text: &str) {
     let mut err = std::io::stderr();
     let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());

@@ -35,7 +35,7 @@ impl Change {
         }
     }
 
-    /// Whether all that it reads is inside a matrix [rows, cols].
+    /// True if all that it reads is inside a matrix [rows, cols].
     pub(super) fn is_within(&self, [rows, cols]: [usize; 2]) -> bool {
         let within =
             |runs: &Runs, count: usize| runs.iter().all(|run| run.start <= run.end && run.end <= count);

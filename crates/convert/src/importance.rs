@@ -39,7 +39,7 @@ impl Importance {
         self.inputs.len()
     }
 
-    /// Whether there are no tensors.
+    /// True if there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.inputs.is_empty()
     }

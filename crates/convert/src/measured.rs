@@ -26,7 +26,7 @@ struct Sums {
     rows: u64,
 }
 
-/// How the sums were measured.
+/// The run that the sums were measured in.
 #[derive(Debug, Clone)]
 pub struct Measured {
     /// Name of the text.

@@ -33,7 +33,7 @@ impl<'a> Piece<'a> {
         }
     }
 
-    /// Whether conversion to blocks would permute its columns (act-order).
+    /// True if conversion to blocks would permute its columns (act-order).
     pub(super) fn is_shuffled(&self) -> bool {
         matches!(&self.stored.kind, Kind::Grouped(matrix) if matrix.is_shuffled())
     }

@@ -301,7 +301,7 @@ pub(super) fn difference(model: &DecoderSpec, read: &DecoderSpec) -> Option<Stri
         ("the head", (mine.tied_embeddings, mine.head_bias) == (read.tied_embeddings, read.head_bias)),
         ("what multiplies embeddings", mine.embed_scale == read.embed_scale),
         ("the embedding of positions", mine.positions == read.positions),
-        ("what layers get beside the hidden state", mine.per_layer_dim == read.per_layer_dim),
+        ("per-layer embeddings", mine.per_layer_dim == read.per_layer_dim),
         ("what multiplies logits", mine.logit_scale == read.logit_scale),
         ("the cap on logits", mine.logit_softcap == read.logit_softcap),
         ("the number of layers", mine.layers.len() == read.layers.len()),
@@ -378,7 +378,7 @@ fn alike(spec: &DecoderSpec, read: &DecoderSpec) -> DecoderSpec {
     spec
 }
 
-/// Whether RoPE rotates by the same angles, at short and long contexts.
+/// True if RoPE rotates by the same angles, at short and long contexts.
 fn same_ropes(model: &DecoderSpec, read: &DecoderSpec) -> bool {
     let near = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs().max(b.abs()) + 1e-20;
     let same = |(mine, read): (&RopeSpec, &RopeSpec)| {

@@ -131,7 +131,7 @@ impl<'a> Target<'a> {
         self.planned.size().unwrap_or(0)
     }
 
-    /// Its data, if already in memory.
+    /// Data of the tensor, if already in memory.
     pub(super) fn made(&self) -> Option<&[u8]> {
         match &self.from {
             From::Made(bytes) => Some(bytes),
@@ -163,7 +163,7 @@ impl<'a> Target<'a> {
         let cols = self.planned.shape.last().copied().unwrap_or(0);
         let matrices: usize = self.planned.shape.iter().rev().skip(2).product();
         if care.len() != cols && care.len() != cols.saturating_mul(matrices) {
-            let why = format!("has {} numbers; {cols} for each of {matrices} matrices are due", care.len());
+            let why = format!("has {} numbers; expected {cols} for each of {matrices} matrices", care.len());
             return Err(LoadError::bad(path, &self.planned.name, why));
         }
         self.care = Some(care);

@@ -53,7 +53,7 @@ pub(super) fn set(header: &mut Header, model: &Model, out: &Path) -> Result<()> 
     }
 }
 
-/// How the file's tokenizer would differ, if it would.
+/// The difference that the file's tokenizer would have, if any.
 fn difference(mine: &Tokenizer, read: &Tokenizer, vocab: usize) -> Result<Option<String>> {
     let ids = 0..u32::try_from(vocab).unwrap_or(u32::MAX);
     if let Some(id) =

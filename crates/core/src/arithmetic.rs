@@ -1,4 +1,4 @@
-//! [`Arithmetic`]: how exactly linear layers are computed, on every device.
+//! [`Arithmetic`]: the precision with which linear layers are computed, on every device.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ pub enum Arithmetic {
     /// several times as fast as `Exact`.
     #[default]
     Fast,
-    /// All in `f32`: for comparison with references.
+    /// Everything in `f32`, for comparison with references.
     Exact,
 }
 
@@ -29,7 +29,7 @@ impl Arithmetic {
         if is_rounded { x.chunks(INPUTS_PER_SCALE).flat_map(eight_bits).collect() } else { x.to_vec() }
     }
 
-    /// Its name in options and reports.
+    /// Name in options and reports.
     pub fn name(self) -> &'static str {
         match self {
             Arithmetic::Fast => "fast",

@@ -29,7 +29,7 @@ impl DType {
         }
     }
 
-    /// Whether this is a float type wider than 8 bits, whose values need no scale.
+    /// True if this is a float type wider than 8 bits, whose values need no scale.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16)
     }

@@ -75,7 +75,7 @@ impl<B: Memory> Clone for LoraRows<B> {
     }
 }
 
-/// Whether the row ranges are ascending, disjoint and within `rows`.
+/// True if the row ranges are ascending, disjoint and within `rows`.
 pub(crate) fn in_order<B: Memory>(adapted: &[LoraRows<B>], rows: usize) -> bool {
     let ends = adapted.iter().map(|a| a.rows.end);
     let starts = adapted.iter().map(|a| a.rows.start).skip(1).chain([rows]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default)]
 pub struct PageTable {
     all: Arc<Vec<u32>>,
-    /// How many of them are its own.
+    /// Number of them that are its own.
     len: usize,
     /// No page is larger.
     most: u32,

@@ -26,7 +26,7 @@ impl Trace {
         *self.log.borrow_mut() = Some(Vec::new());
     }
 
-    /// Whether ops are recorded.
+    /// True if ops are recorded.
     pub fn is_on(&self) -> bool {
         self.log.borrow().is_some()
     }

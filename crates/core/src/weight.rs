@@ -263,7 +263,7 @@ pub struct Routing<B: Memory> {
     pub bias: Option<Tensor<B>>,
     /// Group-limited routing: experts are selected from the best groups only.
     pub groups: Option<Groups>,
-    /// Whether the selected experts' scores are divided by their sum.
+    /// True if the selected experts' scores are divided by their sum.
     pub norm_weights: bool,
     /// Multiplies the expert weights last.
     pub scale: f32,
@@ -284,7 +284,7 @@ pub enum Scores {
     },
 }
 
-/// Whether an expert's input or output is multiplied by its routing weight.
+/// Place of an expert's routing weight: it multiplies the input or the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoutingWeightOn {
     /// To the expert's output.
@@ -331,7 +331,7 @@ pub struct Norm<B: Memory> {
 pub struct QkNorm<B: Memory> {
     /// For queries: as wide as one head, or as all of them.
     pub q: Norm<B>,
-    /// For keys.
+    /// Norm of the keys.
     pub k: Norm<B>,
 }
 
@@ -405,7 +405,7 @@ pub struct DeltaHeads {
     pub sharing: Sharing,
 }
 
-/// How value heads map to key heads.
+/// Mapping of value heads to key heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// Consecutive value heads share one: `value / (values / keys)`.
@@ -469,7 +469,7 @@ pub struct AttnSpec<B: Memory> {
     /// [query heads, odd]: relative position bias (T5), added to scores before the softcap and indexed by key position
     /// minus query position: the middle column is offset 0, the outermost columns also cover everything further away.
     pub bias: Option<Tensor<B>>,
-    /// Whether a token sees only itself and earlier tokens; otherwise attention is bidirectional.
+    /// True if a token sees only itself and earlier tokens; otherwise attention is bidirectional.
     pub causal: bool,
 }
 

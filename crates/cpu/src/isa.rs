@@ -12,7 +12,7 @@ pub enum Isa {
     Neon,
     /// x86 with AVX2, FMA and F16C.
     Avx2,
-    /// The same with AVX-VNNI.
+    /// AVX2 with AVX-VNNI.
     AvxVnni,
     /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
@@ -21,10 +21,10 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of them, the best last.
+    /// All instruction sets, the best last.
     pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
 
-    /// Whether this machine has it.
+    /// True if this machine has it.
     pub fn is_available(self) -> bool {
         // See `Kernels::of_vectors`.
         if cfg!(fuzzing) {
@@ -66,7 +66,7 @@ impl Isa {
         Isa::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Isa::Scalar)
     }
 
-    /// Its name in options and reports.
+    /// Name in options and reports.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -79,7 +79,7 @@ impl Isa {
     }
 }
 
-/// Whether the CPU has AMX tiles for INT8 and BF16, and Linux permits this process to use them. The permission must
+/// True if the CPU has AMX tiles for INT8 and BF16, and Linux permits this process to use them. The permission must
 /// be requested before first use, as the kernel then has to save the tile registers for each thread.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn may_use_tiles() -> bool {

@@ -45,11 +45,11 @@ pub(crate) struct Kernels {
     pub gemv: fn(&mut GemvTask<'_>),
     /// GEMM: multiplies an unpacked chunk of a pair of panels with many rows.
     pub gemm: fn(&mut GemmTask<'_>),
-    /// The same in f32.
+    /// GEMM in f32.
     pub gemm_float: fn(&mut FloatGemmTask<'_>),
     /// Epilogue of a linear layer: from sums to outputs.
     pub finish: fn(&Finish<'_>),
-    /// Whether signed codes are multiplied with 128 added to them (`Lines::BIASED`).
+    /// True if signed codes are multiplied with 128 added to them (`Lines::BIASED`).
     pub biased: bool,
     /// From the sums of gate and up to the input of down.
     pub activate_sums: fn(&Activated<'_>),

@@ -15,15 +15,15 @@ pub(crate) struct Share {
 
 /// Rows sorted by expert. A row has one place for each of its experts.
 pub(crate) struct ExpertRows {
-    /// For each place, its row of `x`.
+    /// Row of `x` for each place.
     pub at: Vec<u32>,
-    /// For each place, the router weight.
+    /// Routing weight for each place.
     pub of: Vec<f32>,
-    /// For each expert, the places of its rows.
+    /// Places of the rows of each expert.
     pub places: Vec<Range<usize>>,
     /// For each row in turn, its places in the order of experts.
     shares: Vec<Share>,
-    /// For each row, where its shares end.
+    /// End of the shares of each row.
     ends: Vec<usize>,
 }
 

@@ -14,7 +14,7 @@ pub(crate) const TILE: usize = 16;
 /// Fewer rows than this are never read in tiles.
 pub(crate) const MANY: usize = 32;
 
-/// Sums of a row's codes that kernels need beside codes and scales, one word per run or sub-block. Depends on the
+/// Sums of a row's codes that kernels need in addition to codes and scales, one word per run or sub-block. Depends on the
 /// weights' layout only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowSums {

@@ -114,7 +114,7 @@ pub(crate) unsafe fn gated_delta<S: Simd>(task: &GatedDeltaTask<'_>, block: &mut
 struct Token<'a> {
     q: &'a [f32],
     k: &'a [f32],
-    /// As wide as the block.
+    /// Values, as wide as the block.
     v: &'a [f32],
     written: f32,
     kept: f32,

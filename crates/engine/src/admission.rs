@@ -25,7 +25,7 @@ impl Admission {
         self.ended.get().cloned().unwrap_or_else(stopped)
     }
 
-    /// Whether requests are accepted; if not, why.
+    /// Fails with the reason if requests are not accepted.
     pub(crate) fn ready(&self) -> Result<(), Failure> {
         match self.is_alive() && !self.draining.load(Ordering::Acquire) {
             true => Ok(()),
@@ -33,7 +33,7 @@ impl Admission {
         }
     }
 
-    /// Whether the service is running.
+    /// True if the service is running.
     pub(crate) fn is_alive(&self) -> bool {
         self.ended.get().is_none()
     }
@@ -67,7 +67,7 @@ impl Admission {
 pub trait Reply {
     /// Result of a request that succeeded.
     type Done;
-    /// Whether the client is gone.
+    /// True if the client is gone.
     fn is_gone(&self) -> bool;
     /// Reports the end. The client may be gone.
     fn end(self, how: Result<Self::Done, Failure>);
@@ -103,7 +103,7 @@ impl<R: Reply> Ticket<R> {
         self.reply.as_mut()
     }
 
-    /// Whether the client is gone or the request has ended.
+    /// True if the client is gone or the request has ended.
     pub fn is_gone(&self) -> bool {
         self.reply.as_ref().is_none_or(Reply::is_gone)
     }

@@ -48,7 +48,7 @@ impl Answer {
         self
     }
 
-    /// Whether a token ends the answer: an end-of-generation or stop token.
+    /// True if a token ends the answer: an end-of-generation or stop token.
     pub fn ends_at(&self, token: u32) -> bool {
         (self.tokenizer.ends_generation(token) && !self.ignore_end) || self.stop_tokens.contains(&token)
     }

@@ -1,7 +1,7 @@
 //! The engine of decoders, with or without an encoder: generation. Each step computes a batch of the
 //! [`scheduler`](crate::scheduler) and sends its tokens to the requests.
 //!
-//! Where the device computes while the host goes on, a step is launched before its listeners are told of the one before,
+//! Where the device computes while the host goes on, a step is launched before the events of the one before are sent,
 //! and commands are taken while it runs: the device waits only for the draw, the next batch and its launch.
 
 use std::collections::HashMap;
@@ -43,9 +43,9 @@ struct Engine<B: Backend> {
     /// The step that the device computes, if the host goes on meanwhile.
     in_flight: Option<InFlight<Engine<B>>>,
     /// Events of earlier steps that have not been sent yet.
-    untold: Vec<Told>,
-    /// Whether the device computed the last step while the host went on. If it does, the next step does not wait for what
-    /// is told of this one; otherwise what is told does not wait for the next step.
+    unsent: Vec<StepResult>,
+    /// True if the device computed the last step while the host went on. If so, the next step is launched before the events
+    /// of this one are sent; otherwise they are sent first.
     overlaps: bool,
     runner: Runner<B>,
     /// Random key per process, so that nobody can construct two salts that collide.
@@ -57,12 +57,12 @@ struct Engine<B: Backend> {
 }
 
 /// Events of a step for one request, not sent yet.
-struct Told {
+struct StepResult {
     id: SeqId,
     /// Position of the step's first token, and the position after its last one.
     tokens: Range<usize>,
     outcome: Outcome,
-    /// Whether its sequence has reached its maximum length.
+    /// True if its sequence has reached its maximum length.
     full: bool,
 }
 
@@ -106,8 +106,8 @@ impl<B: Backend> Worker for Engine<B> {
     }
 
     fn is_idle(&self) -> bool {
-        let told = self.in_flight.is_none() && self.untold.is_empty();
-        self.scheduler.is_idle() && told && self.disk.as_ref().is_none_or(DiskCache::is_idle)
+        let all_sent = self.in_flight.is_none() && self.unsent.is_empty();
+        self.scheduler.is_idle() && all_sent && self.disk.as_ref().is_none_or(DiskCache::is_idle)
     }
 
     fn step(&mut self) -> Result<(), Lost> {
@@ -118,7 +118,7 @@ impl<B: Backend> Worker for Engine<B> {
                 let begun = self.begin(batch);
                 self.unless_lost(begun)?;
             }
-            None => self.tell_all(),
+            None => self.send_all(),
         }
         if self.scheduler.is_idle() && !self.disk.as_ref().is_some_and(DiskCache::holds_pages) {
             self.check_pages(cfg!(debug_assertions));
@@ -139,7 +139,7 @@ impl<B: Backend> Worker for Engine<B> {
     }
 
     fn stop(&mut self) {
-        self.tell_all();
+        self.send_all();
         let left: Vec<SeqId> = self.requests.keys().copied().collect();
         for id in left {
             self.take_out(id);
@@ -210,11 +210,11 @@ impl<B: Backend> BatchWorker for Engine<B> {
                 Err(bad) => self.fail_request(id, bad.to_string()),
                 Ok(outcome) => {
                     if request.accept(&outcome.next) {
-                        // The next step is without it, also if it is told later.
+                        // The next step is without it, even if its events are sent later.
                         self.scheduler.drop_seq(id);
                     }
-                    let told = Told { id, tokens, outcome, full };
-                    if self.overlaps { self.untold.push(told) } else { self.tell(told) }
+                    let result = StepResult { id, tokens, outcome, full };
+                    if self.overlaps { self.unsent.push(result) } else { self.send(result) }
                 }
             }
         }
@@ -239,7 +239,7 @@ impl<B: Backend> Engine<B> {
             disk: None,
             scheduler,
             in_flight: None,
-            untold: Vec::new(),
+            unsent: Vec::new(),
             overlaps: false,
             runner,
             salts,
@@ -431,7 +431,7 @@ impl<B: Backend> Engine<B> {
         if self.overlaps {
             self.note(step.batch());
         }
-        self.tell_all();
+        self.send_all();
         let runs = step.launched().map(Launched::runs);
         self.overlaps = runs.unwrap_or(self.overlaps);
         if runs != Some(true) {
@@ -478,16 +478,16 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Tells requests what they have not been told yet.
-    fn tell_all(&mut self) {
-        for told in std::mem::take(&mut self.untold) {
-            self.tell(told);
+    /// Sends all events that have not been sent yet.
+    fn send_all(&mut self) {
+        for result in std::mem::take(&mut self.unsent) {
+            self.send(result);
         }
     }
 
     /// Sends a request the events of a step, and ends it if that was its last token.
-    fn tell(&mut self, told: Told) {
-        let Told { id, tokens, outcome, full } = told;
+    fn send(&mut self, result: StepResult) {
+        let StepResult { id, tokens, outcome, full } = result;
         let Some(request) = self.requests.get_mut(&id) else { return };
         let before = request.new_tokens();
         let end = request.tell(tokens, outcome).or(full.then_some(Finish::Length));

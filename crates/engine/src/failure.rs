@@ -44,7 +44,7 @@ pub enum Unfit {
     LongInput {
         /// Tokens of the encoder's output.
         tokens: usize,
-        /// The most that the KV cache holds beside a page for the decoder.
+        /// The most that the KV cache holds in addition to a page for the decoder.
         room: usize,
     },
     /// The input of the encoder is missing, or of another kind than the model takes.

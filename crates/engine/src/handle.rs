@@ -296,11 +296,11 @@ pub struct Stats {
     pub preemptions: AtomicU64,
     /// Tokens computed as drafts (speculative decoding).
     pub drafted: AtomicU64,
-    /// Of these, tokens that sampling chose.
+    /// Drafted tokens that sampling chose.
     pub accepted: AtomicU64,
     /// Histogram of tokens per step.
     pub step_sizes: StepSizes,
-    /// How often the idle check found pages unaccounted for.
+    /// Times that the idle check found pages unaccounted for.
     pub page_faults: AtomicU64,
     /// Counts of the disk cache.
     pub disk: Arc<DiskCounts>,
@@ -398,7 +398,7 @@ impl Shared<Info, Stats> {
         *self.stats.adapter_use.write().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
-    /// Whether the name is free for an adapter.
+    /// Fails if the name is not free for an adapter.
     pub(crate) fn check_name(&self, name: &str) -> Result<(), LoraError> {
         let taken =
             self.info.names.iter().any(|n| n == name) || self.stats.adapters().iter().any(|a| a.name == name);

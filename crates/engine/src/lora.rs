@@ -28,7 +28,7 @@ pub struct LoadedLora {
     pub name: String,
     /// Path of its files.
     pub path: PathBuf,
-    /// Its id and default scale.
+    /// Id and default scale of the adapter.
     pub lora: LoraRef,
 }
 
@@ -89,7 +89,7 @@ impl<B: Backend> Adapters<B> {
         self.all.insert(id, Rc::new(adapter));
     }
 
-    /// Whether a new request may use it.
+    /// True if a new request may use it.
     pub(crate) fn accepts(&self, id: LoraId) -> bool {
         self.all.contains_key(&id) && !self.leaving.contains(&id)
     }
@@ -108,7 +108,7 @@ impl<B: Backend> Adapters<B> {
         }
     }
 
-    /// Whether none is loaded.
+    /// True if none is loaded.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -71,7 +71,7 @@ pub struct Launched<B: Backend> {
 }
 
 impl<B: Backend> Launched<B> {
-    /// Whether the device computes it while the host goes on; otherwise it has been computed.
+    /// True if the device computes it while the host goes on; otherwise it has been computed.
     pub fn runs(&self) -> bool {
         self.runs
     }
@@ -137,7 +137,7 @@ impl<B: Backend> Runner<B> {
         self.decoder.spec().is_recurrent().then(|| StateRows { from: row(step), to: row(step + 1) })
     }
 
-    /// Whether the model has an encoder.
+    /// True if the model has an encoder.
     pub(crate) fn has_encoder(&self) -> bool {
         self.encoder.is_some()
     }

@@ -45,7 +45,7 @@ pub struct Sampling {
     pub bias: Vec<(u32, f32)>,
     /// Seed of the draws.
     pub seed: u64,
-    /// How many of the most likely tokens to return with each token; `None` returns no log-probabilities at all.
+    /// Number of most likely tokens to return with each token; `None` returns no log-probabilities at all.
     pub logprobs: Option<usize>,
 }
 
@@ -83,7 +83,7 @@ impl Sampling {
         (1..=MAX_TOP_K).contains(&most).then_some(most)
     }
 
-    /// Whether `most` candidates can be enough, and are faster than the row. The mass of the others is known for usual
+    /// True if `most` candidates can be enough, and are faster than the row. The mass of the others is known for usual
     /// temperatures only, typical sampling must know each of them, and the largest of a row is found faster than they are.
     fn draws_from(&self, most: usize) -> bool {
         let cut = (1..=most).contains(&self.top_k);
@@ -153,7 +153,7 @@ pub trait LogitsPolicy: Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     how: Sampling,
-    /// How often each token was generated; 0 for tokens only in the prompt.
+    /// Count of each generated token; 0 for tokens only in the prompt.
     seen: HashMap<u32, u32>,
     /// Rules that replace `how`, and the tokens generated so far.
     policy: Option<(Arc<dyn LogitsPolicy>, Vec<u32>)>,

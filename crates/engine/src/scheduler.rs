@@ -64,14 +64,14 @@ pub struct NewSeq {
     pub max_new: usize,
     /// Start of the prefix hash chain: sequences with the same root may share prefix pages.
     pub root: Chain,
-    /// Whether to compute the logits of every prompt token. If so, the prefix cache is not used.
+    /// True to compute the logits of every prompt token. If so, the prefix cache is not used.
     pub all_logits: bool,
     /// LoRA adapter. Sequences with different adapters or scales must not share a prefix: the caller gives them
     /// different `root`s.
     pub lora: Option<LoraRef>,
     /// Client of the request; clients share the slots evenly.
     pub client: ClientId,
-    /// Whether its tokens may be guessed (speculative decoding).
+    /// True if its tokens may be guessed (speculative decoding).
     pub drafts: bool,
     /// Output of the encoder that it attends to. Sequences that attend to different ones must not share a prefix: the
     /// caller gives them different `root`s.
@@ -85,7 +85,7 @@ pub struct BatchPart {
     pub id: SeqId,
     /// Tokens to compute.
     pub tokens: Vec<u32>,
-    /// How many of them, at the end, are a draft: guesses of what sampling will choose.
+    /// Number of them, at the end, that are a draft: guesses of what sampling will choose.
     pub drafted: usize,
     /// Position of the first token.
     pub start: usize,
@@ -116,7 +116,7 @@ pub struct CrossPart {
     pub tokens: usize,
     /// Pages of their K and V.
     pub blocks: PageTable,
-    /// Whether the step encodes the input and fills the pages, before it computes the part.
+    /// True if the step encodes the input and fills the pages, before it computes the part.
     pub encode: bool,
 }
 
@@ -129,13 +129,13 @@ pub enum Wanted {
     Last,
     /// Every token's; the next token is sampled from the last one's if `last`.
     All {
-        /// Whether the next token is sampled from the last one's logits.
+        /// True if the next token is sampled from the last one's logits.
         last: bool,
     },
 }
 
 impl Wanted {
-    /// Whether a token is sampled.
+    /// True if a token is sampled.
     pub fn samples(self) -> bool {
         matches!(self, Wanted::Last | Wanted::All { last: true })
     }
@@ -176,7 +176,7 @@ pub struct Counts {
     pub preemptions: u64,
     /// Tokens that were computed as drafts.
     pub drafted: u64,
-    /// Of these, tokens that sampling chose.
+    /// Drafted tokens that sampling chose.
     pub accepted: u64,
 }
 
@@ -186,7 +186,7 @@ pub struct Scheduler {
     limits: Limits,
     pool: BlockPool,
     waiting: VecDeque<Seq>,
-    /// In order of admission.
+    /// Running sequences in order of admission.
     running: Vec<Seq>,
     draft_model: DraftModelRecord,
     counts: Counts,
@@ -258,7 +258,7 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Whether no sequence is running or waiting.
+    /// True if no sequence is running or waiting.
     pub fn is_idle(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
@@ -406,7 +406,7 @@ impl Scheduler {
         is_uneven(own, most).then_some(at)
     }
 
-    /// Whether another running sequence is computing a page that this sequence needs.
+    /// True if another running sequence is computing a page that this sequence needs.
     fn will_be_cached(&self, seq: &Seq) -> bool {
         if seq.cross.is_some() && self.running.iter().any(|r| r.will_encode() && r.input() == seq.input()) {
             return true;
@@ -606,7 +606,7 @@ impl Scheduler {
     }
 }
 
-/// Whether moving one slot from a client with `most` to one with `few` makes the shares more even.
+/// True if moving one slot from a client with `most` to one with `few` makes the shares more even.
 fn is_uneven(few: usize, most: usize) -> bool {
     few + 2 <= most
 }

@@ -104,17 +104,17 @@ impl<C, I, S> Handle<C, I, S> {
         self.shared.admission.admitted()
     }
 
-    /// Whether requests are accepted; if not, why.
+    /// Fails with the reason if requests are not accepted.
     pub fn ready(&self) -> Result<(), Failure> {
         self.shared.admission.ready()
     }
 
-    /// Whether requests are accepted.
+    /// True if requests are accepted.
     pub fn is_ready(&self) -> bool {
         self.ready().is_ok()
     }
 
-    /// Whether the service is running.
+    /// True if the service is running.
     pub fn is_alive(&self) -> bool {
         self.shared.admission.is_alive()
     }
@@ -183,7 +183,7 @@ pub(crate) trait Worker {
     type Stats: Default;
     /// Handles a command; a request is queued.
     fn take(&mut self, command: Self::Command);
-    /// Whether there are no requests.
+    /// True if there are no requests.
     fn is_idle(&self) -> bool;
     /// Runs the next step. Where the device computes while the host goes on, it may return as soon as the step is under way.
     fn step(&mut self) -> Result<(), Lost>;

@@ -21,7 +21,7 @@ const ALL: Duration = Duration::from_millis(500);
 /// Maximum start position of the timed tokens: later positions attend to more tokens and take longer.
 const DEEP: usize = 2048;
 
-/// How often each step is timed for drafts: the first time touches memory, or compiles kernels.
+/// Times that each step is timed for drafts: the first time touches memory, or compiles kernels.
 const DRAFT_ROUNDS: usize = 2;
 
 /// Tokens in a step, and how long it took.

@@ -157,7 +157,7 @@ pub fn search<'a>(words: &'a [String]) -> impl Iterator<Item = &'static Alias> +
     ALIASES.iter().filter(move |a| words.iter().all(|word| has(a.name, word) || has(a.model, word)))
 }
 
-/// Whether the text is an alias, with or without a size.
+/// True if the text is an alias, with or without a size.
 pub fn is_alias(name: &str) -> bool {
     find(name).is_some()
 }

@@ -189,7 +189,7 @@ pub(crate) fn incomplete(blob_path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Whether there is a file of that length.
+/// True if there is a file of that length.
 pub(crate) fn has_length(path: &Path, size: u64) -> bool {
     fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == size)
 }

@@ -52,7 +52,7 @@ pub struct CachedModel {
     pub modified: SystemTime,
     /// The file or folder.
     pub path: PathBuf,
-    /// Whether all weights are there. If not, a pull resumes the download.
+    /// True if all weights are there. If not, a pull resumes the download.
     pub complete: bool,
 }
 
@@ -264,7 +264,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Whether the file is cached. A file whose content is outside the cache is an error.
+    /// True if the file is cached. A file whose content is outside the cache is an error.
     pub(crate) fn has(&self, repo: &RepoName, commit: &str, file: &str) -> Result<bool> {
         let path = self.snapshot_folder(repo, commit).join(file);
         if !path.is_file() {
@@ -380,7 +380,7 @@ impl Cache {
         folders.filter_map(|f| Some((f.file_name().into_string().ok()?, f.path()))).collect()
     }
 
-    /// Whether the path, with all links resolved, is in the cache. A model's folder may itself be a link to another
+    /// True if the path, with all links resolved, is in the cache. A model's folder may itself be a link to another
     /// disk.
     fn is_inside(&self, repo: &RepoName, path: &Path) -> bool {
         let real = |p: &Path| fs::canonicalize(p).ok();
@@ -403,7 +403,7 @@ fn gguf_files(repo: &RepoName, files: &[String], quant: &str) -> Result<BTreeSet
     }
 }
 
-/// Whether all weights of a safetensors model are there.
+/// True if all weights of a safetensors model are there.
 fn is_whole(folder: &Path, choice: &Choice) -> bool {
     let index = pick::index(&choice.files).map(|file| {
         let mut text = Vec::new();

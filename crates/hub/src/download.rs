@@ -58,7 +58,7 @@ fn one_by_one(
             Begin::Here => stream(answer, partial, watch),
             Begin::NoRanges => {
                 ranges = false;
-                Err(Trouble::Passing { why: "the server cannot resume".to_owned(), after: None })
+                Err(Trouble::Transient { why: "the server cannot resume".to_owned(), after: None })
             }
         });
         if partial.done >= best.saturating_add(PROGRESS) {
@@ -72,7 +72,7 @@ fn one_by_one(
     Ok(())
 }
 
-/// Whether the body of an answer continues the partial file.
+/// Relation of an answer's body to the partial file: it continues it, or not.
 enum Begin {
     /// It begins where the partial file ends.
     Here,

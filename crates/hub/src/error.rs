@@ -107,7 +107,7 @@ pub enum HubError {
         why: String,
         /// Number of attempts.
         tries: u32,
-        /// Whether there is a partial download to resume.
+        /// True if there is a partial download to resume.
         kept: bool,
     },
     /// The server asks for a longer delay than `Timing::longest_wait`.
@@ -122,7 +122,7 @@ pub enum HubError {
         why: String,
         /// Delay that it asks for.
         wait: Duration,
-        /// Whether there is a partial download to resume.
+        /// True if there is a partial download to resume.
         kept: bool,
     },
     /// The server's answer is invalid, or unsafe to follow.
@@ -179,7 +179,7 @@ pub enum HubError {
         /// Number of parts of the complete model.
         of: usize,
     },
-    /// There is no tokenizer in a supported format.
+    /// No tokenizer in a supported format.
     #[error(
         "{repo} has no tokenizer that can be read: none of tokenizer.json, tokenizer.model, spiece.model, tekken.json, a tiktoken \
          file, vocab.txt, or vocab.json with merges.txt. Nothing was downloaded; look for a copy of the model that has one, or for GGUF \
@@ -197,7 +197,7 @@ pub enum HubError {
     Pickle {
         /// The model.
         repo: RepoName,
-        /// One of the pickled files.
+        /// A pickled file of the repository.
         file: String,
     },
     /// The repository has no supported weights.
@@ -228,9 +228,9 @@ pub enum HubError {
         file: String,
         /// Kind of hash.
         kind: &'static str,
-        /// The announced hash.
+        /// Hash that the hub announced.
         want: String,
-        /// The computed hash.
+        /// Hash of the downloaded bytes.
         got: String,
     },
     /// Not enough disk space.
@@ -285,7 +285,7 @@ impl HubError {
         self
     }
 
-    /// Whether this is a network error: a better connection might help.
+    /// True if this is a network error: a better connection might help.
     pub fn is_network(&self) -> bool {
         matches!(self, HubError::Network { .. } | HubError::Busy { .. })
     }

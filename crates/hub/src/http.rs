@@ -24,7 +24,7 @@ const LONGEST_MESSAGE: usize = 300;
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// Transient: a retry may help, not before the delay `after` that the server asked for.
-    Passing { why: String, after: Option<Duration> },
+    Transient { why: String, after: Option<Duration> },
     /// Permanent.
     Final(HubError),
 }
@@ -129,7 +129,7 @@ impl Origin {
         Some(Origin { https, host: uri.host()?.to_ascii_lowercase(), port })
     }
 
-    /// Whether a redirect to `other` is allowed: https must not be downgraded to http.
+    /// True if a redirect to `other` is allowed: https must not be downgraded to http.
     fn may_lead_to(&self, other: &Origin) -> bool {
         other.https || !self.https
     }
@@ -305,7 +305,7 @@ impl Http {
             }
             e => format!("{to}: {}{beyond}", printable(&e.to_string())),
         };
-        Trouble::Passing { why, after: None }
+        Trouble::Transient { why, after: None }
     }
 
     /// GET of a short text, read as a whole.
@@ -330,7 +330,7 @@ impl Http {
                 return Err(HubError::Answer { what: target.what(), why }.into());
             }
         }
-        Err(Trouble::Passing { why: format!("{} is too slow", answer.host), after: None })
+        Err(Trouble::Transient { why: format!("{} is too slow", answer.host), after: None })
     }
 
     /// The error for an unsuccessful status.
@@ -339,7 +339,7 @@ impl Http {
         let status = answer.status();
         let why = format!("{} answered {status}", answer.host);
         if matches!(status, 408 | 425 | 429) || status >= 500 {
-            return Trouble::Passing { why, after: pause(answer) };
+            return Trouble::Transient { why, after: pause(answer) };
         }
         let message = printable(answer.header(ERROR_MESSAGE).unwrap_or_default());
         let has_token = self.bearer.is_some();
@@ -388,7 +388,7 @@ impl<'a> Tries<'a> {
     pub(crate) fn pause(&mut self, what: &str, trouble: Trouble, watch: &mut dyn FnMut(Event)) -> Result<()> {
         let (why, after) = match trouble {
             Trouble::Final(error) => return Err(error),
-            Trouble::Passing { why, after } => (why, after),
+            Trouble::Transient { why, after } => (why, after),
         };
         self.done += 1;
         if let Some(wait) = after.filter(|w| *w > self.timing.longest_wait) {
@@ -430,7 +430,7 @@ pub(crate) fn cut_off(error: &io::Error) -> Trouble {
         io::ErrorKind::UnexpectedEof => "the connection was cut".to_owned(),
         _ => format!("the connection broke: {}", printable(&error.to_string())),
     };
-    Trouble::Passing { why, after: None }
+    Trouble::Transient { why, after: None }
 }
 
 /// Delay that the server asks for: `Retry-After: 30`, or the hub's `RateLimit: "api";r=0;t=30`.
@@ -449,7 +449,7 @@ struct NamedProxy {
 }
 
 impl NamedProxy {
-    /// Whether this host is reached through the proxy.
+    /// True if this host is reached through the proxy.
     fn is_for(&self, host: &str) -> bool {
         format!("https://{host}/").parse().is_ok_and(|url| !self.proxy.is_no_proxy(&url))
     }

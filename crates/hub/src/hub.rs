@@ -76,7 +76,7 @@ impl Hub {
         let cannot = |why: String| HubError::Answer { what: what.to_owned(), why };
         let answer = match self.http.json(&self.http.search_url(text, MOST_FOUND), &target) {
             Ok(answer) => answer,
-            Err(Trouble::Passing { why, .. }) => return Err(cannot(why)),
+            Err(Trouble::Transient { why, .. }) => return Err(cannot(why)),
             Err(Trouble::Final(HubError::Network { why, .. } | HubError::Answer { why, .. })) => {
                 return Err(cannot(why));
             }

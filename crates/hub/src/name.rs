@@ -134,12 +134,12 @@ fn parse_revision(whole: &str, text: &str) -> Result<String> {
     Ok(text.to_owned())
 }
 
-/// Whether the text is a full commit hash.
+/// True if the text is a full commit hash.
 pub(crate) fn is_commit(text: &str) -> bool {
     is_hex(text, 40)
 }
 
-/// Whether the text is `digits` hexadecimal digits.
+/// True if the text is `digits` hexadecimal digits.
 pub(crate) fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
@@ -162,7 +162,7 @@ pub(crate) fn check_path(name: &str) -> std::result::Result<(), &'static str> {
     Ok(())
 }
 
-/// Whether the character could manipulate a terminal: control characters, and those that change the direction of text.
+/// True if the character could manipulate a terminal: control characters, and those that change the direction of text.
 pub(crate) fn is_hidden(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -74,7 +74,7 @@ const LISTED: usize = 40;
 pub(crate) struct Choice {
     /// Weights last, so that an interrupted pull does not look complete in the cache.
     pub(crate) files: Vec<String>,
-    /// Whether it is a GGUF model. Then `files` are its parts, in order.
+    /// True if it is a GGUF model. Then `files` are its parts, in order.
     pub(crate) gguf: bool,
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn pick(repo: &RepoName, files: &[String], quant: Option<&str>) -> Re
     }
 }
 
-/// Whether all weights of a safetensors model are among `files`. `index` is the content of its index file, if there is
+/// True if all weights of a safetensors model are among `files`. `index` is the content of its index file, if there is
 /// one.
 pub(crate) fn is_whole(files: &[String], index: Option<&[u8]>) -> bool {
     #[derive(serde::Deserialize)]
@@ -157,7 +157,7 @@ pub(crate) fn is_whole(files: &[String], index: Option<&[u8]>) -> bool {
     has_config && parts_ok && index_ok
 }
 
-/// Whether the files include a tokenizer that a loader can read. Adapters need none.
+/// True if the files include a tokenizer that a loader can read. Adapters need none.
 pub(crate) fn has_tokenizer(files: &[String]) -> bool {
     const ALONE: [&str; 7] = [
         "tokenizer.json",
@@ -257,7 +257,7 @@ fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
     text
 }
 
-/// Whether it is one of the small files of a safetensors model.
+/// True if it is one of the small files of a safetensors model.
 fn is_besides(file: &str) -> bool {
     match file.split_once('/') {
         None if file.ends_with(TIKTOKEN) => true,

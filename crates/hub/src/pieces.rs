@@ -249,7 +249,7 @@ impl Asker {
         };
         if let Err(e) = thread::Builder::new().name("download".to_owned()).spawn(work) {
             let why = format!("there is no thread for another connection: {e}");
-            let _ = send.send(News::Failed(start, Trouble::Passing { why, after: None }.into()));
+            let _ = send.send(News::Failed(start, Trouble::Transient { why, after: None }.into()));
         }
     }
 
@@ -290,7 +290,7 @@ impl Asker {
         if let Some(place) = known {
             match self.http.ask_at(Method::GET, place, span, &self.target()) {
                 Ok(answer) if answer.status() < 400 || answer.status() >= 500 => return Ok(answer),
-                Err(trouble @ Trouble::Passing { .. }) => {
+                Err(trouble @ Trouble::Transient { .. }) => {
                     *self.place() = None;
                     return Err(trouble);
                 }

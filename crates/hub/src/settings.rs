@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::HubError;
 
-/// How to connect to the hub.
+/// Connection settings of the hub.
 #[derive(Clone)]
 pub struct Settings {
     /// Base URL.
@@ -58,7 +58,7 @@ impl Default for Ranges {
 }
 
 impl Ranges {
-    /// Whether that many bytes are worth several connections.
+    /// True if that many bytes are worth several connections.
     pub(crate) fn are_for(&self, bytes: u64) -> bool {
         self.connections > 1 && bytes >= self.most.saturating_mul(2)
     }

@@ -29,7 +29,7 @@ pub struct LogMel {
 }
 
 impl LogMel {
-    /// For `bands` mel bands.
+    /// Makes one for `bands` mel bands.
     pub fn new(bands: usize) -> LogMel {
         let angle = |n: usize| 2.0 * PI * n as f64 / LONG as f64;
         let window = (0..LONG).map(|n| 0.5 - 0.5 * angle(n).cos()).collect();

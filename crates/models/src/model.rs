@@ -28,7 +28,7 @@ pub struct Model {
     pub spec: DecoderSpec,
     /// Recipe that matrices are quantized by while they are loaded, if any.
     pub recipe: Option<Recipe>,
-    /// Whether the recipe also applies to matrices that are quantized already.
+    /// True if the recipe also applies to matrices that are quantized already.
     pub requantize: bool,
 }
 
@@ -139,7 +139,7 @@ impl Model {
         tensors.filter(|(_, t)| matches!(&t.kind, Kind::Grouped(m) if m.format() == Format::F32)).count()
     }
 
-    /// Whether experts have act-order (GPTQ `desc_act`).
+    /// True if experts have act-order (GPTQ `desc_act`).
     pub fn has_shuffled_experts(&self) -> bool {
         let names = self.names();
         let is_expert = |slot| matches!(slot, Slot::FfnGateExps | Slot::FfnUpExps | Slot::FfnDownExps);

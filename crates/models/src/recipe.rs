@@ -124,9 +124,9 @@ impl Role {
 pub struct Quantizing {
     /// The recipe.
     pub recipe: Recipe,
-    /// Whether matrices that are quantized already are quantized again.
+    /// True if matrices that are quantized already are quantized again.
     pub again: bool,
-    /// Whether the LM head is the embedding.
+    /// True if the LM head is the embedding.
     pub tied: bool,
     /// Number of layers.
     pub layers: usize,
@@ -212,7 +212,7 @@ impl Outcome {
     }
 }
 
-/// Whether a layer's sensitive matrices get more bits.
+/// True if a layer's sensitive matrices get more bits.
 fn matters(layer: usize, layers: usize) -> bool {
     let eighth = layers / 8;
     layer < eighth || layer >= layers - eighth || (layer - eighth) % 3 == 2

@@ -20,7 +20,7 @@ use rope::RopeSpec;
 /// [`with_ffns`](DecoderSpec::with_ffns)).
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderSpec<L = LayerSpec> {
-    /// Whether GGUF files of the family store Q and K rows in another order than the original checkpoints.
+    /// True if GGUF files of the family store Q and K rows in another order than the original checkpoints.
     pub gguf_permutes_qk: bool,
     /// Rows of the embedding; token ids are below it.
     pub vocab: usize,
@@ -30,7 +30,7 @@ pub struct DecoderSpec<L = LayerSpec> {
     pub context: usize,
     /// Settings shared by all norms.
     pub norm: NormSpec,
-    /// Whether the LM head is the embedding matrix.
+    /// True if the LM head is the embedding matrix.
     pub tied_embeddings: bool,
     /// Bias of the LM head.
     pub head_bias: Bias,
@@ -62,7 +62,7 @@ pub struct NormSpec {
     pub kind: NormKind,
     /// Added to the variance.
     pub eps: f32,
-    /// Whether norms have a bias.
+    /// Bias of the norms.
     pub bias: Bias,
     /// Added to the stored weights (1 in Gemma).
     pub weight_offset: f32,
@@ -79,7 +79,7 @@ pub struct LayerSpec<M = Mixer, F = Ffn> {
     pub order: Order,
     /// Multiplies each block's output before it is added to the residual stream.
     pub residual_scale: f32,
-    /// Whether a learned scalar multiplies the layer's output.
+    /// True if a learned scalar multiplies the layer's output.
     pub layer_scale: bool,
 }
 
@@ -166,7 +166,7 @@ impl<M: Into<Mixer>> From<DecoderSpec<LayerSpec<M, FfnSpec>>> for DecoderSpec {
 }
 
 impl DecoderSpec {
-    /// Whether any layer has a recurrent state in place of K and V. Pages alone then do not hold a sequence's past.
+    /// True if any layer has a recurrent state in place of K and V. Pages alone then do not hold a sequence's past.
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.mixer.gated_delta().is_some())
     }
@@ -240,7 +240,7 @@ impl LayerSpec {
     }
 }
 
-/// Whether a linear layer has a bias.
+/// Bias of a linear layer: there is one, or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bias {
     /// Never.

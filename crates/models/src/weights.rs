@@ -62,7 +62,7 @@ pub(crate) struct Target {
     pub shape: (usize, usize),
     /// The tensor's rows that the layer has, if not all in order.
     pub runs: Option<Runs>,
-    /// Whether its weights are quantized in blocks.
+    /// True if its weights are quantized in blocks.
     pub blocks: bool,
 }
 

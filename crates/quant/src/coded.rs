@@ -33,14 +33,14 @@ pub enum Scales {
     Exponents,
 }
 
-/// How the weights of a format follow from codes and scales.
+/// Structure of a format: how its weights follow from codes and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Coding {
     /// Bits of a code.
     pub bits: usize,
     /// Values of the codes, where they index a table.
     pub table: Option<[i8; 16]>,
-    /// Subtracted from each code. 8-bit codes and values of a table are signed and have none.
+    /// Number subtracted from each code. 8-bit codes and values of a table are signed and have none.
     pub bias: u8,
     /// Weights that share a scale: 16 or 32, or a multiple of 32 where they share a zero point too.
     pub run: usize,

@@ -117,7 +117,7 @@ impl Format {
         (cols / self.block_weights()).checked_mul(self.block_bytes())
     }
 
-    /// Whether a block is one plain float.
+    /// True if a block is one plain float.
     pub const fn is_plain(self) -> bool {
         self.block_weights() == 1
     }

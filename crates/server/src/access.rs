@@ -87,7 +87,7 @@ pub(crate) struct Entry {
     client: Option<SocketAddr>,
     trace: Option<String>,
     status: Option<StatusCode>,
-    /// Whether the client has read the whole answer.
+    /// True if the client has read the whole answer.
     ended: bool,
 }
 

@@ -20,9 +20,9 @@ use crate::http::connection_table::ConnectionSlot;
 pub(crate) const SMALL: usize = 256 << 10;
 /// 1 / `SMALL_RESERVE` of the budget is kept for small claims.
 const SMALL_RESERVE: usize = 4;
-/// How long a request waits for memory.
+/// Time that a request waits for memory.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often a waiting request looks for slow clients to evict.
+/// Interval at which a waiting request looks for slow clients to evict.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time a claim has in a stage before it can be evicted.
 const GRACE: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ struct State {
 #[derive(Debug)]
 struct Entry {
     bytes: usize,
-    /// Of those, bytes of unread events.
+    /// Bytes of those that are unread events.
     unread: usize,
     stage: Stage,
     /// Start of the stage, bytes that the client has sent or read since, and when it last did.
@@ -281,7 +281,7 @@ impl Claim {
         self.budget.freed.notify_waiters();
     }
 
-    /// Whether the request is evicted because others need its memory.
+    /// True if the request is evicted because others need its memory.
     pub(crate) fn is_evicted(&self) -> bool {
         self.evicted.is.load(Ordering::Relaxed)
     }

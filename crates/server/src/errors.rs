@@ -75,7 +75,7 @@ impl ApiError {
         ApiError { code: Some(code), ..self }
     }
 
-    /// Its `code`, if any.
+    /// The `code` of the error, if any.
     pub(crate) fn code_name(&self) -> Option<&'static str> {
         self.code
     }

@@ -49,13 +49,13 @@ pub struct Settings {
     pub allow_hosts: Vec<String>,
     /// Allowed CORS origins, such as `https://chat.example`, or `*` for any.
     pub allow_origins: Vec<String>,
-    /// Whether requests may pass arbitrary values to the chat template.
+    /// True if requests may pass arbitrary values to the chat template.
     pub template_values: bool,
     /// Folder from which clients may load LoRA adapters; `None` if they may not.
     pub adapters: Option<PathBuf>,
-    /// How long requests in flight may take to finish once the server is stopping.
+    /// Time that requests in flight have to finish once the server is stopping.
     pub drain: Duration,
-    /// Whether `/health` and `/ready` need an API key too.
+    /// True if `/health` and `/ready` need an API key too.
     pub private_health: bool,
     /// Health of the log writer.
     pub log: Arc<LogHealth>,

@@ -19,7 +19,7 @@ pub(crate) struct PreparePool(Mutex<State>);
 #[derive(Debug)]
 struct State {
     free: usize,
-    /// Of those, how many large bodies may take.
+    /// Permits that large bodies may take.
     free_for_large: usize,
     /// Clients with waiting bodies. The first has the next turn.
     turns: VecDeque<Waiting>,

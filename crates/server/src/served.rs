@@ -23,9 +23,9 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     }
     /// Context length in tokens.
     fn context(&self) -> usize;
-    /// Whether its engine takes requests; the error says why not.
+    /// Fails with the reason if its engine does not take requests.
     fn ready(&self) -> Result<(), Failure>;
-    /// Whether its engine is running.
+    /// True if its engine is running.
     fn is_alive(&self) -> bool;
     /// Tells its engine to finish within some time and end.
     fn drain(&self, within: Duration);

@@ -17,7 +17,7 @@ use crate::prepare_pool::PreparePool;
 use crate::request_context::RequestContext;
 use crate::served::{Model, Served};
 
-/// How long streams have to report that they were cut off, once the drain time is over.
+/// Time that streams have to report that they were cut off, once the drain time is over.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// State shared by all connections.
@@ -38,7 +38,7 @@ pub(crate) struct Server<M: ?Sized = Served> {
     pub(crate) connection_table: Arc<ConnectionTable>,
     /// Number of requests being answered.
     open: watch::Sender<usize>,
-    /// Whether the drain time is over.
+    /// True if the drain time is over.
     drain_over: watch::Sender<bool>,
     pub(crate) model: M,
 }
@@ -66,7 +66,7 @@ impl<M: Model> Server<M> {
 }
 
 impl<M: Model + ?Sized> Server<M> {
-    /// Whether requests are taken; the error says why not.
+    /// Fails with the reason if requests are not taken.
     pub(crate) fn ready(&self) -> Result<(), ApiError> {
         self.model.ready().map_err(|why| ApiError::engine(why, self.model.is_alive()))
     }

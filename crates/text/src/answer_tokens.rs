@@ -34,7 +34,7 @@ pub struct AnswerTokens {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// By the hash of their places, the latest last.
+    /// Answers by the hash of their places, the latest last.
     answers: HashMap<u64, Vec<Arc<Answer>>>,
     bytes: usize,
 }
@@ -74,12 +74,12 @@ pub struct AnswerRecord {
     answers: Arc<AnswerTokens>,
     place: Place,
     ids: Vec<u32>,
-    /// How many of those are the prompt's.
+    /// Number of those that are the prompt's.
     overlap: usize,
 }
 
-/// How long a prompt of so many tokens may become: its answer of up to `max_new` still fits into the context, or where it
-/// may fill the context, keeps half of its room.
+/// Longest that a prompt of `tokens` tokens may become: its answer of up to `max_new` still fits into the context, or,
+/// where it may fill the context, keeps half of its room.
 pub fn longest_prompt(tokens: usize, max_new: usize, context: usize) -> usize {
     let room = context.saturating_sub(tokens);
     context.saturating_sub(if max_new < room { max_new } else { room.div_ceil(2) })
@@ -223,7 +223,7 @@ impl Kept {
 }
 
 impl Answer {
-    /// Its memory, with its place in the map.
+    /// Memory of the answer, with its place in the map.
     fn bytes(&self) -> usize {
         2 * size_of::<Answer>() + self.place.scope.len() + size_of_val(&*self.ids)
     }

@@ -31,7 +31,7 @@ const MOST_HEADER: usize = 256;
 /// Longest whitespace that is held back.
 const MOST_SPACE: usize = 256;
 
-/// How a model marks its reasoning.
+/// The markers of a model's reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reasoning(Markers);
 
@@ -59,7 +59,7 @@ pub struct Splitter {
     state: State,
     /// Text that may be part of a marker, or whitespace that may be dropped.
     held: String,
-    /// Whether the current part has had text other than whitespace.
+    /// True if the current part has had text other than whitespace.
     begun: bool,
 }
 
@@ -123,7 +123,7 @@ impl Reasoning {
 }
 
 impl Splitter {
-    /// Whether the text that comes now is reasoning.
+    /// True if the text that comes now is reasoning.
     pub fn is_thinking(&self) -> bool {
         self.state == State::Thinking
     }
@@ -258,7 +258,7 @@ fn tell_answer(text: &str, out: &mut Vec<Piece>) {
     }
 }
 
-/// How many bytes at the end of `text` could be the start of `marker`.
+/// Number of bytes at the end of `text` that could be the start of `marker`.
 fn overlap(text: &str, marker: &str) -> usize {
     let most = text.len().min(marker.len().saturating_sub(1));
     (1..=most).rev().find(|n| text.as_bytes().ends_with(&marker.as_bytes()[..*n])).unwrap_or(0)
@@ -269,7 +269,7 @@ fn overlap(text: &str, marker: &str) -> usize {
 pub enum Effort {
     /// No reasoning.
     None,
-    /// As little as possible.
+    /// As little reasoning as possible.
     Minimal,
     /// A little.
     Low,
@@ -280,10 +280,10 @@ pub enum Effort {
 }
 
 impl Effort {
-    /// All, least first.
+    /// All efforts, least first.
     pub const ALL: [Effort; 5] = [Effort::None, Effort::Minimal, Effort::Low, Effort::Medium, Effort::High];
 
-    /// By name.
+    /// Finds an effort by name.
     pub fn named(name: &str) -> Option<Effort> {
         Effort::ALL.into_iter().find(|effort| effort.name() == name)
     }
@@ -307,7 +307,7 @@ pub struct Controls {
     pub switch: Option<&'static str>,
     /// The one for the effort.
     pub effort: Option<&'static str>,
-    /// Whether the model marks reasoning.
+    /// True if the model marks reasoning.
     pub thinks: bool,
 }
 

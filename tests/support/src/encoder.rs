@@ -1,4 +1,4 @@
-//! A small encoder with a tokenizer: a golden's weights, and words of ours.
+//! A small encoder with a tokenizer: a golden's weights, and words made here.
 
 use std::path::Path;
 

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "this crate only serves tests")]
 
 mod encoder;
-mod scribe;
+mod seq2seq;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 pub use encoder::{image_encoder, only_tensors, text_encoder, with_tensors};
-pub use scribe::{listener, reader};
+pub use seq2seq::{listener, reader};
 
-/// How long a test waits for what must come, however busy the machine is: who waits longer waits in vain.
+/// Time limit for what a test waits for, however busy the machine is: beyond it, it will not come.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The goldens of decoders, one or more of each family.
@@ -105,7 +105,7 @@ pub fn needed<T>(what: &str, found: Option<T>) -> Option<T> {
     found
 }
 
-/// Whether the tests run in CI. Slow tests take all their cases there, and some elsewhere.
+/// True if the tests run in CI. Slow tests take all their cases there, and some elsewhere.
 pub fn ci() -> bool {
     std::env::var_os("CI").is_some_and(|v| !v.is_empty() && v != "false")
 }
@@ -124,15 +124,15 @@ pub fn json(path: &Path) -> serde_json::Value {
 /// One tensor of a golden file.
 #[derive(Debug, Clone)]
 pub struct Golden {
-    /// Its shape.
+    /// Shape of the tensor.
     pub shape: Vec<usize>,
-    /// Its bytes.
+    /// Bytes of the tensor.
     pub bytes: Vec<u8>,
     dtype: Dtype,
 }
 
 impl Golden {
-    /// Its numbers as `f32`.
+    /// Numbers as `f32`.
     pub fn f32(&self) -> Vec<f32> {
         let pairs = || self.bytes.chunks_exact(2).map(|c| [c[0], c[1]]);
         match self.dtype {
@@ -145,7 +145,7 @@ impl Golden {
         }
     }
 
-    /// Its numbers as token ids.
+    /// Numbers as token ids.
     pub fn ids(&self) -> Vec<u32> {
         assert_eq!(self.dtype, Dtype::I64);
         self.bytes.chunks_exact(8).map(|c| i64::from_le_bytes(c.try_into().unwrap()) as u32).collect()

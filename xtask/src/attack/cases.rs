@@ -17,7 +17,7 @@ pub(super) struct Case {
     pub(super) log: Log,
     /// Limit of the server's address space, in KiB.
     pub(super) space: Option<u64>,
-    /// Whether there is one large request at a time.
+    /// True if there is one large request at a time.
     pub(super) one: bool,
     pub(super) run: fn(&Client) -> io::Result<usize>,
 }

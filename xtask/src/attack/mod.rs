@@ -1,4 +1,4 @@
-//! `cargo xtask attack`: a server under attack, with a healthy stream and small requests beside it.
+//! `cargo xtask attack`: a server under attack, with a healthy stream and small requests at the same time.
 //!
 //! For each attack it reports whether the stream is the same as without, its longest pause, how long small requests
 //! took, and the server's peak memory. It fails if one of these is not as promised.

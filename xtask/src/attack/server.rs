@@ -81,7 +81,7 @@ impl Server {
         Client { address: self.address, key: KEYS[1] }
     }
 
-    /// Whether it is still running.
+    /// True if it is still running.
     pub(super) fn lives(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

@@ -18,7 +18,7 @@ pub(super) struct Instruction<'a> {
 /// A stack slot of a vector register's size: its address and the register's letter.
 pub(super) type Slot<'a> = (&'a str, char);
 
-/// How an instruction uses a slot.
+/// An instruction's use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use<'a> {
     Put(Slot<'a>),
@@ -43,7 +43,7 @@ pub(super) fn functions(listing: &str) -> Vec<Function<'_>> {
 }
 
 impl Function<'_> {
-    /// Whether `rbp` is the frame pointer. If not, it is a general-purpose register.
+    /// True if `rbp` is the frame pointer. If not, it is a general-purpose register.
     pub(super) fn has_frame(&self) -> bool {
         self.body.iter().any(|i| i.name() == "mov" && i.operands() == "%rsp,%rbp")
     }
@@ -64,7 +64,7 @@ impl<'a> Instruction<'a> {
         u64::from_str_radix(self.operands().split_whitespace().next().filter(|_| jumps)?, 16).ok()
     }
 
-    /// Whether control never falls through to the next instruction. It does not after a call that panics, recognised by
+    /// True if control never falls through to the next instruction. It does not after a call that panics, recognised by
     /// name.
     pub(super) fn ends(self) -> bool {
         const PANICS: [&str; 5] = ["panic", "fail", "handle_error", "abort", "_Unwind_Resume"];
@@ -74,14 +74,14 @@ impl<'a> Instruction<'a> {
         }
     }
 
-    /// Whether it multiplies and adds, as the kernels' inner loops do.
+    /// True if it multiplies and adds, as the kernels' inner loops do.
     pub(super) fn multiplies(self) -> bool {
         const WORK: [&str; 8] =
             ["vpdp", "vpmaddubsw", "vpmaddwd", "vfmadd", "vfmsub", "vfnmadd", "vdpbf16ps", "tdp"];
         WORK.iter().any(|work| self.name().starts_with(work))
     }
 
-    /// How it uses a stack slot. An address that depends on another register belongs to an array, and loads that widen
+    /// Its use of a stack slot. An address that depends on another register belongs to an array, and loads that widen
     /// or broadcast read less than a vector.
     pub(super) fn slot(self, has_frame: bool) -> Option<Use<'a>> {
         let operands = self.operands();

@@ -63,7 +63,7 @@ fn is_word(text: &str) -> bool {
     text.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Whether the attribute before the item at `at` makes it part of the tests.
+/// True if the attribute before the item at `at` makes it part of the tests.
 fn is_test(tokens: &[Token], at: usize) -> bool {
     let before = &tokens[..at];
     let before = match before.last() {

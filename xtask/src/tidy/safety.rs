@@ -14,7 +14,7 @@ pub(super) fn check(files: &[File]) -> Vec<Finding> {
     files.iter().flat_map(in_file).collect()
 }
 
-/// Whether the module's docs say what callers of its unsafe functions must guarantee.
+/// True if the module's docs say what callers of its unsafe functions must guarantee.
 fn module_says(file: &File) -> bool {
     file.comments.iter().any(|comment| comment.starts_with("//!") && comment.contains("# Safety"))
 }
@@ -44,7 +44,7 @@ fn unsafe_kind(code: &str) -> Option<&'static str> {
     kinds.into_iter().find(|kind| after.starts_with(kind)).or(Some("block"))
 }
 
-/// Whether a comment on the line, or right above its statement or item, says why.
+/// True if a comment on the line, or right above its statement or item, says why.
 fn says_why(file: &File, line: usize) -> bool {
     let comment = |i: usize| file.comments.get(i).map_or("", String::as_str);
     let why = |i: usize| comment(i).contains("SAFETY:") || comment(i).contains("# Safety");
@@ -65,7 +65,7 @@ fn says_why(file: &File, line: usize) -> bool {
     false
 }
 
-/// Whether it is a method of an unsafe trait's impl: the impl says why.
+/// True if it is a method of an unsafe trait's impl: the impl says why.
 fn within_unsafe_impl(file: &File, line: usize) -> bool {
     let item = file.code[..line - 1].iter().rev().find(|code| code.starts_with(char::is_alphabetic));
     item.is_some_and(|code| code.starts_with("unsafe impl"))

@@ -50,7 +50,7 @@ impl File {
         self.path.strip_prefix("crates/")?.split('/').next()
     }
 
-    /// Whether it is part of the program, not of its tests.
+    /// True if it is part of the program, not of its tests.
     pub(super) fn is_program(&self) -> bool {
         self.is_rust() && self.member().is_some_and(|m| self.path.starts_with(&format!("crates/{m}/src/")))
     }
@@ -213,7 +213,7 @@ fn quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// Whether it is a character literal, not a lifetime.
+/// True if it is a character literal, not a lifetime.
 fn is_char(rest: &str) -> bool {
     let mut chars = rest.chars().skip(1);
     match chars.next() {

@@ -24,11 +24,11 @@ const FAMILIES: [&str; 17] = [
     "stablelm",
     "starcoder",
 ];
-/// The crates below `models`, beside the backends.
+/// The crates below `models`, other than the backends.
 const BELOW_MODELS: [&str; 2] = ["quant", "core"];
 
-/// Devices, beside the names of the backends. Layers above the backends use the trait only, and so does `cli` but for
-/// its folder of devices.
+/// Devices, in addition to the names of the backends. Layers above the backends use the trait only, and so does `cli`
+/// except its folder of devices.
 const DEVICES: [&str; 6] = ["cuda", "metal", "vulkan", "avx", "neon", "nvidia"];
 const ABOVE_BACKENDS: [&str; 8] =
     ["checkpoint", "text", "media", "models", "convert", "engine", "server", "hub"];

@@ -107,7 +107,7 @@ impl Planned {
 pub struct Header {
     /// Encoded values with their types, by key.
     pairs: BTreeMap<String, Vec<u8>>,
-    /// In file order.
+    /// Tensors in file order.
     pub tensors: Vec<Planned>,
 }
 

@@ -67,7 +67,7 @@ impl Settings<'_> {
         match self.whole("group_size")? {
             -1 => Ok(None),
             n @ 1..=0x10_0000 => Ok(Some(n as usize)),
-            n => Err(self.bad("group_size", format_args!("is {n}; -1 or the size of a group is due"))),
+            n => Err(self.bad("group_size", format_args!("is {n}; expected -1 or the size of a group"))),
         }
     }
 
@@ -220,7 +220,7 @@ pub(in super::super) fn find(json: &Value, path: &Path, tensors: &mut StoredTens
         let (shape, name) = (vec![made.rows, made.cols], format!("{name}.weight"));
         let stored = Stored { file, kind: Kind::Grouped(Arc::new(made.choose())), shape, bytes };
         if let Some(twin) = tensors.insert(name.clone(), stored) {
-            let why = "is there beside what it was quantized to";
+            let why = "is there both as floats and quantized";
             return Err(FileError::bad(twin.file.path(), format_args!("tensor {name:?}"), why));
         }
     }

@@ -15,7 +15,7 @@ use crate::error::{FileError, Result};
 /// Quantization settings: the global ones, or those of one matrix.
 struct Settings<'a> {
     json: &'a Value,
-    /// Their path in the config.
+    /// Path of these settings in `config.json`.
     at: String,
     path: &'a Path,
 }

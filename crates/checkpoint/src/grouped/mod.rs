@@ -111,7 +111,7 @@ impl Grouped {
         }
     }
 
-    /// Whether the columns are permuted after conversion.
+    /// True if the columns are permuted after conversion.
     pub fn is_shuffled(&self) -> bool {
         self.groups.is_some() && self.format != Format::F32
     }
@@ -300,7 +300,7 @@ impl Part<'_> {
     fn shape(&self, want: &[usize]) -> Result<()> {
         match self.stored.shape == want {
             true => Ok(()),
-            false => Err(self.bad(format_args!("has shape {:?}; {want:?} is due", self.stored.shape))),
+            false => Err(self.bad(format_args!("has shape {:?}; expected {want:?}", self.stored.shape))),
         }
     }
 
@@ -310,7 +310,7 @@ impl Part<'_> {
             true => Ok(()),
             false => {
                 let (have, name, of) = (&self.stored.shape, &other.name, &other.stored.shape);
-                Err(self.bad(format_args!("has shape {have:?}; {want:?} is due beside {name:?} of {of:?}")))
+                Err(self.bad(format_args!("has shape {have:?}; expected {want:?} with {name:?} of {of:?}")))
             }
         }
     }
@@ -325,8 +325,10 @@ impl Part<'_> {
     fn elements(&self, want: &str) -> Result<()> {
         match &self.stored.kind {
             Kind::Other(have) if have == want => Ok(()),
-            Kind::Other(have) => Err(self.bad(format_args!("its elements are {have}; {want} is due"))),
-            Kind::Weights(format) => Err(self.bad(format_args!("its elements are {format}; {want} is due"))),
+            Kind::Other(have) => Err(self.bad(format_args!("its elements are {have}; expected {want}"))),
+            Kind::Weights(format) => {
+                Err(self.bad(format_args!("its elements are {format}; expected {want}")))
+            }
             Kind::Grouped(_) => Err(self.bad("is there in another form too")),
         }
     }

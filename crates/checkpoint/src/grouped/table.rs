@@ -10,7 +10,7 @@ use super::codes::ACROSS;
 
 /// A value for each group of each output.
 pub(super) enum Table<T> {
-    /// One value for all.
+    /// One value for all elements.
     All(T),
     /// [outputs, groups]
     ByRow(Vec<T>),

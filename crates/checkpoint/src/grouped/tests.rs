@@ -89,7 +89,7 @@ fn packed(numbers: impl IntoIterator<Item = u32>, bits: usize) -> Vec<u32> {
 }
 
 /// Transposes.
-fn turned<T: Copy>(rows: &[Vec<T>]) -> Vec<Vec<T>> {
+fn transposed<T: Copy>(rows: &[Vec<T>]) -> Vec<Vec<T>> {
     (0..rows[0].len()).map(|c| rows.iter().map(|row| row[c]).collect()).collect()
 }
 
@@ -115,10 +115,10 @@ impl Tensors {
     fn gptq(m: &Matrix) -> Tensors {
         let mut t = Tensors(StoredTensors::new());
         let columns: Vec<_> = m.codes.iter().map(|row| packed(row.iter().copied(), m.bits)).collect();
-        t.words("qweight", &turned(&columns));
-        let zeros: Vec<_> = turned(&m.zeros).into_iter().map(|row| packed(row, m.bits)).collect();
+        t.words("qweight", &transposed(&columns));
+        let zeros: Vec<_> = transposed(&m.zeros).into_iter().map(|row| packed(row, m.bits)).collect();
         t.words("qzeros", &zeros);
-        t.halves("scales", &turned(&m.scales));
+        t.halves("scales", &transposed(&m.scales));
         let of = m.of.iter().flat_map(|g| (*g as u32).to_le_bytes()).collect();
         t.add("g_idx", Kind::Other("I32".into()), &[m.cols], of);
         t
@@ -129,11 +129,11 @@ impl Tensors {
         // Outputs in a word: 0, 2, 4, 6, 1, 3, 5, 7.
         let across = |rows: &[Vec<u32>]| -> Vec<Vec<u32>> {
             let word = |eight: &[u32]| packed([0, 2, 4, 6, 1, 3, 5, 7].map(|i| eight[i]), 4)[0];
-            turned(rows).iter().map(|line| line.chunks(8).map(word).collect()).collect()
+            transposed(rows).iter().map(|line| line.chunks(8).map(word).collect()).collect()
         };
         t.words("qweight", &across(&m.codes));
         t.words("qzeros", &across(&m.zeros));
-        t.halves("scales", &turned(&m.scales));
+        t.halves("scales", &transposed(&m.scales));
         t
     }
 
@@ -144,8 +144,8 @@ impl Tensors {
         let shape = [m.rows, m.cols].iter().flat_map(|n| (*n as u64).to_le_bytes()).collect();
         t.add("weight_shape", Kind::Other("I64".into()), &[2], shape);
         if with_zeros {
-            let zeros: Vec<_> = turned(&m.zeros).into_iter().map(|row| packed(row, m.bits)).collect();
-            t.words("weight_zero_point", &turned(&zeros));
+            let zeros: Vec<_> = transposed(&m.zeros).into_iter().map(|row| packed(row, m.bits)).collect();
+            t.words("weight_zero_point", &transposed(&zeros));
         }
         t.halves("weight_scale", &m.scales);
         if m.of.iter().enumerate().any(|(i, g)| *g != i / m.group) {
@@ -257,7 +257,7 @@ fn every_layout_stands_for_the_numbers_it_was_made_from() {
     }
 }
 
-/// A word for each group beside the codes.
+/// A word for each group in addition to the codes.
 #[test]
 fn zero_points_cost_few_bits() {
     for (group, bits) in [(32, 5.0), (64, 4.5), (128, 4.25)] {

@@ -58,12 +58,12 @@ impl Pattern {
         Pattern(text)
     }
 
-    /// Its text, with placeholders.
+    /// Text of the pattern, with placeholders.
     pub fn text(self) -> &'static str {
         self.0
     }
 
-    /// Whether the name depends on an index.
+    /// True if the name depends on an index.
     pub fn has(self, index: Index) -> bool {
         self.0.contains(index.placeholder())
     }

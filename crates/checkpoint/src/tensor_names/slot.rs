@@ -129,7 +129,7 @@ pub enum Slot {
 impl Slot {
     const COUNT: usize = Slot::EncConv2 as usize + 1;
 
-    /// Whether it is a tensor of its own, whose name is complete. The others are layers, which may have a weight and a
+    /// True if it is a tensor of its own, whose name is complete. The others are layers, which may have a weight and a
     /// bias, and their names come without `.weight` and `.bias`.
     pub fn is_whole(self) -> bool {
         use Slot::*;
@@ -148,7 +148,7 @@ impl Slot {
         )
     }
 
-    /// Whether it is a norm whose weights may be stored minus an offset.
+    /// True if it is a norm whose weights may be stored minus an offset.
     pub fn is_norm(self) -> bool {
         use Slot::*;
         matches!(
@@ -170,12 +170,12 @@ impl Slot {
         )
     }
 
-    /// Whether it is a table with a row per token or position, in whatever layout a file has linear layers.
+    /// True if it is a table with a row per token or position, in whatever layout a file has linear layers.
     pub fn is_table(self) -> bool {
         matches!(self, Slot::TokenEmbd | Slot::PosEmbd | Slot::Output | Slot::PerLayerTokenEmbd)
     }
 
-    /// Whether it is a tensor of Gated DeltaNet.
+    /// True if it is a tensor of Gated DeltaNet.
     pub fn is_gated_delta(self) -> bool {
         use Slot::*;
         matches!(

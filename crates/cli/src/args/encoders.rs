@@ -74,7 +74,7 @@ pub(crate) struct Classify {
     pub device: DeviceArgs,
 }
 
-/// How a transcript is written.
+/// Output format of a transcript.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transcript {
     /// The text alone
@@ -91,7 +91,7 @@ pub(crate) enum Transcript {
 
 /// Output of a transcription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Wanted {
+pub(crate) enum TranscribeTask {
     /// In the language that is spoken
     Transcribe,
     /// In English
@@ -115,7 +115,7 @@ pub(crate) struct Transcribe {
     pub language: Option<String>,
     /// transcribe, or translate into English
     #[arg(long, value_name = "TASK", default_value = "transcribe", hide_possible_values = true)]
-    pub task: Wanted,
+    pub task: TranscribeTask,
     /// text, json, verbose-json, srt or vtt
     ///
     /// Output format: the text alone, the text in a JSON object, all that is known of each segment, or subtitles.

@@ -11,7 +11,7 @@ pub(super) enum Takes {
     Switch,
 }
 
-/// How the option is handled.
+/// Handling of the option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Means {
     /// Accepted, with a note why it is not needed.

@@ -150,7 +150,7 @@ fn subcommand(mut command: Command) -> Command {
     command.after_help(format!("`tallow {name} --help` says more.")).after_long_help(long)
 }
 
-/// Whether the first positional of a built command is a model.
+/// True if the first positional of a built command is a model.
 fn has_model(command: &Command) -> bool {
     command.get_positionals().next().is_some_and(|arg| arg.get_id() == MODEL)
 }

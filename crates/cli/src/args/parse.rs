@@ -70,7 +70,7 @@ fn plain(mut why: clap::Error) -> clap::Error {
     why
 }
 
-/// Whether one is a likely typo of the other: an edit distance of up to a third of the shorter one.
+/// True if one is a likely typo of the other: an edit distance of up to a third of the shorter one.
 fn is_similar(a: &str, b: &str) -> bool {
     let (a, b) = (a.trim_start_matches('-').as_bytes(), b.trim_start_matches('-').as_bytes());
     if a.len().max(b.len()) > 64 {

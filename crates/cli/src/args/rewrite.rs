@@ -257,7 +257,7 @@ fn known<'a>(cli: &'a Command, command: &'a Command, name: &str) -> Option<&'a A
     command.get_arguments().chain(all).find(is)
 }
 
-/// Whether it looks like an option, not like a value. Negative numbers are values.
+/// True if it looks like an option, not like a value. Negative numbers are values.
 fn is_option(token: &OsStr) -> bool {
     let text = token.to_str().unwrap_or_default();
     text.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c != '.' && !c.is_ascii_digit()))

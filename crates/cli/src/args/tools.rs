@@ -9,7 +9,7 @@ use crate::devices::{Arithmetic, DeviceChoice};
 use crate::lora::Lora;
 use crate::settings::{DeviceArgs, EngineArgs, KV, SampleArgs};
 
-/// How a table is written.
+/// Output format of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Table {
     /// Markdown

@@ -64,7 +64,7 @@ impl Dialogue {
         }
     }
 
-    /// Whether the model has a chat template.
+    /// True if the model has a chat template.
     pub(crate) fn has_template(&self) -> bool {
         self.template.is_some()
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 use tallow_text::reasoning::Effort;
 
-/// How a chat goes and how it is shown.
+/// Options of a chat and of its display.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Chat")]
 pub(crate) struct ChatArgs {
@@ -44,7 +44,7 @@ pub(crate) struct ChatArgs {
 }
 
 impl ChatArgs {
-    /// How much the model is to think, if that was said.
+    /// The reasoning effort, if one was given.
     pub(crate) fn effort(&self) -> Option<Effort> {
         self.think.map(|think| think.0).or(self.no_think.then_some(Effort::None))
     }

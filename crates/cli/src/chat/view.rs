@@ -17,7 +17,7 @@ use crate::terminal::{self, counted};
 /// A longer prefill shows a progress bar.
 const BAR_DELAY: Duration = Duration::from_secs(1);
 
-/// How answers are shown on a terminal.
+/// Display settings of answers on a terminal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Looks {
     /// Render Markdown.
@@ -37,9 +37,9 @@ impl Looks {
     }
 }
 
-/// The text shown so far.
+/// Part of the answer that was shown last.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum LastShown {
     Nothing,
     Thinking,
     Answer,
@@ -51,7 +51,7 @@ pub(crate) struct View {
     looks: Looks,
     /// Prompt to be shown in front of the answer.
     echo: Option<String>,
-    part: Part,
+    part: LastShown,
     bar: Option<ProgressBar>,
     began: Instant,
     /// Messages that were dropped from the context while the answer was shown.
@@ -75,14 +75,14 @@ impl View {
         } else {
             Out::Pipe(out)
         };
-        View { out, looks, echo, part: Part::Nothing, bar: None, began: Instant::now(), rolled: 0 }
+        View { out, looks, echo, part: LastShown::Nothing, bar: None, began: Instant::now(), rolled: 0 }
     }
 
     /// Shows an event.
     pub(crate) fn tell(&mut self, news: News<'_>) -> io::Result<()> {
         match news {
             News::Prefill { computed, total } => self.prefill(computed, total),
-            News::Rolled(messages) if self.part == Part::Nothing => note_rolled(messages),
+            News::Rolled(messages) if self.part == LastShown::Nothing => note_rolled(messages),
             News::Rolled(messages) => self.rolled += messages,
             News::Thought(text) => return self.thought(text),
             News::Answer(text) => return self.answer(text),
@@ -113,13 +113,13 @@ impl View {
             0 => {}
             messages => note_rolled(messages),
         }
-        self.part = Part::Nothing;
+        self.part = LastShown::Nothing;
         Ok(())
     }
 
-    /// Whether anything of the answer has been shown.
+    /// True if anything of the answer has been shown.
     pub(crate) fn has_begun(&self) -> bool {
-        self.part != Part::Nothing
+        self.part != LastShown::Nothing
     }
 
     /// Ends without an answer: nothing is shown, not even the prompt.
@@ -130,7 +130,7 @@ impl View {
 
     /// Shows prefill progress; in a pipe indicatif draws no bar.
     fn prefill(&mut self, computed: usize, total: usize) {
-        if computed >= total || self.part != Part::Nothing {
+        if computed >= total || self.part != LastShown::Nothing {
             self.clear_bar();
         } else if self.bar.is_some() || self.began.elapsed() >= BAR_DELAY {
             let new = || terminal::count_bar(total as u64, "reading the prompt");
@@ -158,10 +158,10 @@ impl View {
             self.bar.get_or_insert_with(|| terminal::spinner("thinking")).tick();
             return Ok(());
         }
-        if self.part != Part::Thinking {
+        if self.part != LastShown::Thinking {
             wrap.text("Thinking …\n", Style::Dim)?;
         }
-        self.part = Part::Thinking;
+        self.part = LastShown::Thinking;
         wrap.text(text, Style::Dim)
     }
 
@@ -174,7 +174,7 @@ impl View {
                 out.flush()?;
             }
             Out::Terminal(wrap, markdown) => {
-                if self.part == Part::Thinking {
+                if self.part == LastShown::Thinking {
                     wrap.text("\n… done thinking.\n\n", Style::Dim)?;
                 }
                 let mut put = |text: &str, style, verbatim| put(wrap, text, style, verbatim);
@@ -184,7 +184,7 @@ impl View {
                 }
             }
         }
-        self.part = Part::Answer;
+        self.part = LastShown::Answer;
         Ok(())
     }
 }

@@ -118,7 +118,7 @@ pub(super) struct Test {
     pub depth: usize,
     /// Sequences computed side by side.
     pub sequences: usize,
-    /// With LoRA adapters.
+    /// True if the test runs with LoRA adapters.
     pub adapted: bool,
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         _ => Conversion::new(&model, out)?,
     };
     conversion.notes().iter().for_each(|note| terminal::tell(&terminal::sanitized(note)));
-    let part = Part::create(out, conversion.size())?;
+    let part = PartialFile::create(out, conversion.size())?;
     let stop = stopping();
     let bar = terminal::bytes_bar(conversion.size(), "converting");
     let mut file = BufWriter::with_capacity(1 << 20, &part.file);
@@ -101,7 +101,7 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
     )))
 }
 
-/// Whether `out` is one of the model's own files.
+/// True if `out` is one of the model's own files.
 fn is_of(model: &Model, out: &Path) -> bool {
     let Ok(out) = out.canonicalize() else { return false };
     let mut files = model.checkpoint.tensors().map(|(_, stored)| stored.file.path());
@@ -124,19 +124,19 @@ fn cannot_write(out: &Path, size_of_file: u64, e: &std::io::Error) -> Failed {
 }
 
 /// An output file that is incomplete. It is removed on drop unless it is finished.
-struct Part {
+struct PartialFile {
     path: PathBuf,
     file: File,
 }
 
-impl Part {
+impl PartialFile {
     /// Creates the file and reserves its space, before hours of work go into it.
-    fn create(out: &Path, size: u64) -> Result<Part, Failed> {
+    fn create(out: &Path, size: u64) -> Result<PartialFile, Failed> {
         let mut path = out.as_os_str().to_owned();
         path.push(".part");
         let path = PathBuf::from(path);
         let file = File::create(&path).map_err(|e| Failed::new(format!("{}: {e}", path.display())))?;
-        let part = Part { path, file };
+        let part = PartialFile { path, file };
         reserve(&part.file, size).map_err(|e| cannot_write(out, size, &e))?;
         Ok(part)
     }
@@ -148,7 +148,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         // Once it is finished there is no file of that name.
         let _ = std::fs::remove_file(&self.path);

@@ -89,7 +89,7 @@ fn image(handle: &EmbedderHandle, file: &Path) -> Result<Image, Failed> {
     handle.info().inputs.image(&bytes).map_err(|e| named(&e))
 }
 
-/// For each image, how well each text matches it.
+/// Match of each text with each image.
 fn matched(args: &Embed, model: &EncoderModel, texts: &[String], sources: &Sources) -> Result<(), Failed> {
     let Some(matching) = model.matching else {
         let why =

@@ -62,7 +62,7 @@ pub(crate) fn list(args: &List) -> Result<(), Failed> {
     print(&text)
 }
 
-/// How long ago, in words.
+/// Time since `then`, in words.
 fn ago(then: SystemTime) -> String {
     let seconds = then.elapsed().map_or(0, |d| d.as_secs());
     let (n, unit) = match seconds {

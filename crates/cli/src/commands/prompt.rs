@@ -17,7 +17,7 @@ const STDIN_NOTICE: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Prompt {
     pub text: String,
-    /// Whether all of it was typed on the command line.
+    /// True if all of it was typed on the command line.
     pub typed: bool,
 }
 

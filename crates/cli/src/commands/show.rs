@@ -68,7 +68,7 @@ fn show_encoder(args: &Show, model: &EncoderModel) -> Result<(), Failed> {
     print(&sanitized(&text))
 }
 
-/// The same for a seq2seq (encoder-decoder) model.
+/// Shows a seq2seq (encoder-decoder) model.
 fn show_seq2seq(args: &Show, model: &Seq2SeqModel) -> Result<(), Failed> {
     let (name, checkpoint) = (short_name(&args.model), &model.checkpoint);
     if args.template {

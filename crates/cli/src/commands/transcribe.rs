@@ -10,7 +10,7 @@ use tallow_models::speech::Job;
 use tallow_server::transcript::{Format, Transcript, clock};
 
 use super::print;
-use crate::args::{self, Transcribe, Wanted};
+use crate::args::{self, Transcribe, TranscribeTask};
 use crate::devices::Arithmetic;
 use crate::encoder::Placement;
 use crate::load;
@@ -38,7 +38,7 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         let none = || Failed::new(format!("--language {name}: the model knows these: {}", speech.known()));
         speech.language(name).ok_or_else(none)
     });
-    let job = if args.task == Wanted::Translate { Job::Translate } else { Job::Transcribe };
+    let job = if args.task == TranscribeTask::Translate { Job::Translate } else { Job::Transcribe };
     if job == Job::Translate && speech.languages.is_empty() {
         return Err(Failed::new("--task translate: the model knows one language only"));
     }

@@ -21,7 +21,7 @@ pub(crate) use tallow_core::Arithmetic;
 #[derive(Clone, Debug)]
 pub(crate) struct Device(Kind);
 
-/// Declares the devices beside the CPU: each by its type in a module of this folder, and its names for `--device`.
+/// Declares the devices other than the CPU: each by its type in a module of this folder, and its names for `--device`.
 macro_rules! accelerators {
     ($($(#[$cfg:meta])* $kind:ident($module:ident::$hardware:ident): $($name:literal)|+;)*) => {
         #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ macro_rules! accelerators {
         pub(crate) const CRATES: &[&str] = &["tallow_cpu", $(concat!("tallow_", stringify!($module))),*];
 
         impl Device {
-            /// Its properties, known before it is opened.
+            /// Properties of the device, known before it is opened.
             pub(crate) fn info(&self) -> &dyn DeviceInfo {
                 match &self.0 {
                     Kind::Cpu(device) => device,
@@ -111,7 +111,7 @@ impl fmt::Display for Device {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unusable {
     pub why: String,
-    /// Whether there is hardware, so that users would expect it to be used.
+    /// True if there is hardware, so that users would expect it to be used.
     pub surprising: bool,
 }
 

@@ -17,7 +17,7 @@ pub(crate) enum DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Whether the CPU may be the device.
+    /// True if the CPU may be the device.
     pub(crate) fn may_be_cpu(self) -> bool {
         matches!(self, DeviceChoice::Auto | DeviceChoice::Cpu)
     }

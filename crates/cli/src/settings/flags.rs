@@ -23,7 +23,7 @@ pub(crate) struct Flags {
     pub queue_timeout: Option<u64>,
 }
 
-/// How the engine is set up.
+/// Settings of the engine.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
@@ -91,7 +91,7 @@ pub(crate) const KV: [&str; 5] = ["cache-type-k", "ctk", "cache-type", "kv-cache
 /// Aliases of `--batch` from other programs.
 const BATCH: [&str; 3] = ["batch-size", "n-batch", "max-num-batched-tokens"];
 
-/// How tokens are chosen.
+/// Sampling settings.
 #[derive(Debug, Clone, Default, PartialEq, Args)]
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SampleArgs {

@@ -20,7 +20,7 @@ pub(crate) type Put<'a> = dyn FnMut(&str, Style, bool) -> io::Result<()> + 'a;
 pub(crate) struct Markdown {
     /// Text held back until more of it decides how it is rendered.
     held: String,
-    /// Whether this is the beginning of a line.
+    /// True if this is the beginning of a line.
     at_start: bool,
     /// Mark that closes the current block of code.
     fence: Option<String>,
@@ -163,7 +163,7 @@ fn other_half(inner: &str, mark: &str, open: bool) -> Option<usize> {
     None
 }
 
-/// Whether that can be emphasis: not empty, and no whitespace at either end.
+/// True if that can be emphasis: not empty, and no whitespace at either end.
 fn is_emphasis(inner: &str) -> bool {
     let space = char::is_whitespace;
     !inner.is_empty() && !inner.starts_with(space) && !inner.ends_with(space)

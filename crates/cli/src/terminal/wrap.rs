@@ -49,7 +49,7 @@ impl<W: Write> Wrap<W> {
         Wrap { out, width, colours, style, column: 0, spaces, word, word_width: 0 }
     }
 
-    /// Whether the line is empty so far.
+    /// True if the line is empty so far.
     pub(crate) fn at_start(&self) -> bool {
         self.column == 0 && self.word.is_empty()
     }
@@ -172,7 +172,7 @@ fn after_space(column: usize, space: char) -> usize {
     }
 }
 
-/// Whether a character takes two columns.
+/// True if a character takes two columns.
 fn is_wide(c: char) -> bool {
     columns(c.encode_utf8(&mut [0; 4])) > 1
 }

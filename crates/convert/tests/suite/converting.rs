@@ -249,7 +249,7 @@ fn importance_is_heeded_or_refused() {
             .to_string();
         why.replace(path.to_str().unwrap(), "FILE")
     };
-    insta::assert_snapshot!(refused(&[(weight, 63)]), @"FILE: blk.0.attn_q.weight: has 63 numbers; 64 for each of 1 matrices are due");
+    insta::assert_snapshot!(refused(&[(weight, 63)]), @"FILE: blk.0.attn_q.weight: has 63 numbers; expected 64 for each of 1 matrices");
     insta::assert_snapshot!(refused(&[("blk.9.attn_q.weight", 64)]), @"FILE: its names: none of them is a tensor of this model: the file is of another one");
     [out.clone(), plain, path.clone()].iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }
@@ -321,7 +321,7 @@ fn zero_points_are_written_as_q5_0() {
     std::fs::remove_file(out).unwrap();
 }
 
-/// Tensors of a folder that are already quantized keep their type beside newly quantized ones, with a note; on request
+/// Tensors of a folder that are already quantized keep their type next to newly quantized ones, with a note; on request
 /// all are requantized.
 #[test]
 fn what_is_quantized_in_a_folder_stays_so_unless_it_is_asked_for() {

@@ -182,7 +182,7 @@ macro_rules! dispatch {
     };
 }
 
-/// Calls a macro with the required ops and their methods, but for those where a step begins and ends (`embed`,
+/// Calls a macro with the required ops and their methods, except those where a step begins and ends (`embed`,
 /// `topk`, `tail_sum`).
 #[doc(hidden)]
 #[macro_export]

@@ -67,12 +67,12 @@ impl<B: Memory> Tensor<B> {
         self.rows * self.cols
     }
 
-    /// Whether the tensor has no elements.
+    /// True if the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether rows follow each other without gaps.
+    /// True if rows follow each other without gaps.
     pub fn is_contiguous(&self) -> bool {
         self.stride == self.cols || self.rows <= 1
     }

@@ -21,7 +21,7 @@ pub(super) const SMALL: usize = 1 << 14;
 #[derive(Default)]
 pub(super) struct Scratch {
     pub floats: Vec<f32>,
-    /// For linear layers.
+    /// Scratch of linear layers.
     pub linear: LinearScratch,
 }
 

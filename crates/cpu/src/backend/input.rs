@@ -125,7 +125,7 @@ pub(crate) struct LinearInput {
 }
 
 impl LinearInput {
-    /// Its product with a weight.
+    /// Product of this input with a weight.
     pub(crate) fn times<'a>(&'a self, k: &Kernels, w: MatrixSource<'a>) -> Product<'a> {
         let x = self.plain.as_ref().map_or_else(|| Mat::without_columns(self.rows), Mat::new);
         let quantized = self.quantized.as_ref().and_then(|r| r.of(w.row_sums(k)?));

@@ -42,7 +42,7 @@ pub(crate) struct OutputColumns<'a> {
 }
 
 impl<'a> OutputColumns<'a> {
-    /// Its columns in the joint result.
+    /// Columns of this layer in the joint result.
     pub(crate) fn columns(&self) -> Range<usize> {
         self.column..self.column + self.outputs
     }

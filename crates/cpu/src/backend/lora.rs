@@ -26,7 +26,7 @@ const PIECE_ROWS: usize = 64;
 #[derive(Default)]
 struct LoraDeltas<'a> {
     a: Vec<LoraAProduct<'a>>,
-    /// In the order of their layers.
+    /// Products with `lora_b`, in the order of their layers.
     b: Vec<LoraBProduct<'a>>,
     /// [rows, ranks side by side]: scratch for the results of the A products.
     ax: Option<Tensor<Cpu>>,
@@ -149,7 +149,7 @@ struct LoraPhase<'a> {
     k: &'static Kernels,
     pieces: Vec<Piece<'a>>,
     writer: Option<QuantizeOut<'a>>,
-    /// In the order of their layers.
+    /// Terms of the deltas, in the order of their layers.
     terms: Vec<LoraTerm<'a>>,
     first: First,
 }

@@ -211,7 +211,7 @@ impl Backend for Cpu {
     }
 
     fn gated_delta(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
-        self.recall(op)
+        self.run_gated_delta(op)
     }
 
     fn topk(&self, op: &TopK<'_, Cpu>) -> Result<TopKOut<Cpu>> {

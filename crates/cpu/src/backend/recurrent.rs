@@ -52,7 +52,7 @@ impl Cpu {
         Ok(out)
     }
 
-    pub(crate) fn recall(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
+    pub(crate) fn run_gated_delta(&self, op: &GatedDelta<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (heads, host, k) = (op.heads, op.plan.host(), self.kernels);
         let gates = self.delta_gates(op)?;
         let (qk, v, gates) = (Mat::new(op.qk), Mat::new(op.v), Mat::new(&gates));

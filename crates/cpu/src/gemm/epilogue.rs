@@ -28,7 +28,7 @@ pub(crate) struct OutputTask<'a> {
 /// Sums to be turned into outputs.
 pub(crate) struct Finish<'a> {
     pub task: &'a OutputTask<'a>,
-    /// One for each of `rows`.
+    /// Sums of each of `rows`.
     pub sums: &'a [Sums],
     pub rows: Range<usize>,
     /// The task's outputs among those of the pair, which begins with output `first`.
@@ -97,7 +97,7 @@ pub(crate) struct Activated<'a> {
     pub act: Activation,
     /// [rows, width]. Nobody else writes these rows and columns.
     pub out: &'a MatMut<'a, f32>,
-    /// One for each of `rows`.
+    /// Sums of gate for each of `rows`.
     pub gate: &'a [Sums],
     pub up: Option<&'a [Sums]>,
     pub rows: Range<usize>,

@@ -48,7 +48,7 @@ pub(crate) struct GemvTask<'a> {
     pub x: GemvRows<'a>,
     /// Rows of the input.
     pub rows: Range<usize>,
-    /// One for each of `rows`.
+    /// Sums of each of `rows`.
     pub sums: &'a mut [Sums],
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct GemvTask<'a> {
 #[derive(Clone, Copy)]
 pub(crate) enum GemvRows<'a> {
     Quantized(QuantizedView<'a>),
-    /// For float weights.
+    /// Float rows, for float weights.
     Plain(Mat<'a, f32>),
 }
 

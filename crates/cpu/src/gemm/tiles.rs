@@ -44,7 +44,7 @@ pub(crate) struct GemmTask<'a> {
     pub sums: &'a mut [Sums],
 }
 
-/// The same in f32.
+/// A GEMM in f32.
 pub(crate) struct FloatGemmTask<'a> {
     pub plain: &'a [Plain; 2],
     pub x: Mat<'a, f32>,

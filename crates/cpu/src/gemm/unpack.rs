@@ -17,7 +17,7 @@ const EACH: i32 = 0x0101_0101;
 pub(crate) struct Chunk {
     /// Line `i` has inputs `4 i` to `4 i + 3` of all rows.
     pub codes: [[u8; LINE]; CHUNK / 4],
-    /// One per run.
+    /// Scales of each run.
     pub scales: [[f32; ROWS]; CHUNK / 16],
     /// Mins, which are subtracted; one per run.
     pub mins: [[f32; ROWS]; CHUNK / 16],

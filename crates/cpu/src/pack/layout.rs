@@ -17,7 +17,7 @@ pub(crate) struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// The shape of a layout of kind `F`, known when kernels are compiled but for [`PanelShape::shared`].
+    /// The shape of a layout of kind `F`, known when kernels are compiled except for [`PanelShape::shared`].
     #[inline(always)]
     pub(crate) fn shape_of<F: HasPackedKind>(&self) -> PanelShape {
         let shared = if F::SHAPE.has_zero_points() { self.shape.shared } else { 0 };

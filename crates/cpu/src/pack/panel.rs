@@ -24,7 +24,7 @@ pub(crate) const ZERO_POINT_BIAS: i32 = 16;
 pub(crate) struct PanelShape {
     /// Bits of a code.
     pub bits: usize,
-    /// Whether codes index a table of values.
+    /// True if codes index a table of values.
     pub looked_up: bool,
     /// Inputs that share a scale: 16 or 32.
     pub run: usize,
@@ -36,7 +36,7 @@ pub(crate) struct PanelShape {
 }
 
 impl PanelShape {
-    /// Whether blocks with this coding have this shape.
+    /// True if blocks with this coding have this shape.
     pub(super) const fn is(&self, coding: &Coding) -> bool {
         let runs = match self.has_zero_points() {
             true => coding.run.is_multiple_of(self.run),
@@ -54,23 +54,23 @@ impl PanelShape {
         PanelShape { shared: shared.trailing_zeros(), ..self }
     }
 
-    /// Whether weights are floats, without integer codes.
+    /// True if weights are floats, without integer codes.
     pub(crate) const fn is_plain(&self) -> bool {
         matches!(self.scales, Scales::Plain | Scales::PlainF32)
     }
 
-    /// Whether codes (after the table lookup, if any) are signed bytes.
+    /// True if codes (after the table lookup, if any) are signed bytes.
     pub(crate) const fn is_wide(&self) -> bool {
         self.bits == 8 || self.looked_up
     }
 
-    /// Whether all products of a chunk are summed in integers: its runs have integer factors of one scale, or no
+    /// True if all products of a chunk are summed in integers: its runs have integer factors of one scale, or no
     /// factors.
     pub(crate) const fn has_int_scales(&self) -> bool {
         matches!(self.scales, Scales::Bytes | Scales::BytesMin | Scales::NibblesMin | Scales::F32)
     }
 
-    /// Whether the sum of products of 16 codes with `i8` inputs fits into 16 bits.
+    /// True if the sum of products of 16 codes with `i8` inputs fits into 16 bits.
     pub(crate) const fn is_narrow(&self) -> bool {
         !self.is_wide() && self.bits <= 4
     }
@@ -80,12 +80,12 @@ impl PanelShape {
         if self.has_int_scales() && self.is_narrow() { 16 } else { self.run }
     }
 
-    /// Whether runs have a min, which is subtracted or added.
+    /// True if runs have a min, which is subtracted or added.
     pub(crate) const fn has_mins(&self) -> bool {
         matches!(self.scales, Scales::F16Add | Scales::BytesMin | Scales::NibblesMin)
     }
 
-    /// Whether runs have zero points, and several runs may share scale and zero point.
+    /// True if runs have zero points, and several runs may share scale and zero point.
     pub(crate) const fn has_zero_points(&self) -> bool {
         matches!(self.scales, Scales::F16Zero)
     }

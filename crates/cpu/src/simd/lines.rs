@@ -14,7 +14,7 @@ pub(crate) trait Lines: Copy + 'static {
     /// 16 floats.
     type F: Copy;
 
-    /// Whether signed codes are multiplied with 128 added (u8 x i8 dot products); the sum is corrected for it.
+    /// True if signed codes are multiplied with 128 added (u8 x i8 dot products); the sum is corrected for it.
     const BIASED: bool;
     /// Maximum rows of x for GEMV: one pass over a panel serves that many.
     const GEMV_MAX_ROWS: usize;
@@ -108,15 +108,15 @@ pub(crate) trait StepKind {
     const WIDE: bool;
 }
 
-/// How the products of a chunk add up that has a float scale for each run. A run is a step.
+/// Accumulation of the products of a chunk that has a float scale for each run. A run is a step.
 pub(crate) trait RunKind: StepKind {
-    /// Whether each run has a minimum.
+    /// True if each run has a minimum.
     const MINS: bool;
 }
 
-/// How the products of a chunk add up whose weights are integers times one scale.
+/// Accumulation of the products of a chunk whose weights are integers times one scale.
 pub(crate) trait IntKind: StepKind {
-    /// Whether the sums of steps fit 16 bits.
+    /// True if the sums of steps fit 16 bits.
     const NARROW: bool;
     /// Number of pairs of runs if each run has a minimum, else 0.
     const MINS: usize;

@@ -201,7 +201,7 @@ impl Element for F8 {
     }
 }
 
-/// Vectors of each of `rows` sums that fit the registers at a time, beside their operands: 1, 2, 4 or 8.
+/// Vectors of each of `rows` sums that fit the registers at a time, together with their operands: 1, 2, 4 or 8.
 pub(crate) const fn at_once<S: Simd>(rows: usize) -> usize {
     let mut n = 8;
     while n > 1 && 4 * n * rows > 3 * S::REGISTERS {

@@ -1,4 +1,4 @@
-//! [`Active`]: an accepted request, and what it is told.
+//! [`Active`]: an accepted request, and the events that it is sent.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -23,7 +23,7 @@ pub(super) struct PartLogits {
     edited: Vec<u32>,
     /// Index of the first row's logits in the step's.
     edited_at: usize,
-    /// Of the sampler.
+    /// Temperature of the sampler.
     temperature: f32,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct LogitsPlan {
     vocab: usize,
     top_k: TopRows,
     candidates: TopRows,
-    /// Whether log-probabilities of candidates are wanted.
+    /// True if log-probabilities of candidates are wanted.
     logprobs: bool,
 }
 

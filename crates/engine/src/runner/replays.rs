@@ -114,7 +114,7 @@ impl<B: Backend> Captured<B> {
     }
 }
 
-/// Rows of the plan for so many sequences: at most half as many again, so that few sizes are captured.
+/// Rows of the plan for `sequences` sequences: at most half as many again, so that few sizes are captured.
 fn rows(sequences: usize) -> usize {
     let next = sequences.next_power_of_two();
     if sequences <= next / 4 * 3 { next / 4 * 3 } else { next }
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    /// So many sequences of 40 tokens.
+    /// A batch of `sequences` sequences of 40 tokens.
     fn batch(sequences: usize, tokens: usize) -> Batch {
         let part = |i: usize| BatchPart {
             id: SeqId(i as u64),

@@ -12,11 +12,11 @@ use super::{Choice, NotFinite, Sampler, Scored, check};
 /// Most candidates.
 const MOST: usize = 1024;
 
-/// How far off the device's sums can be, in parts of themselves: its own error, and that of the arguments of `exp`, which
-/// the host rounds to `f32`: by 2^-23 of at most 30, or by 2^-24 of at most 80.
+/// Bound of the relative error of the device's sums: its own error, and that of the arguments of `exp`, which the host
+/// rounds to `f32`: by 2^-23 of at most 30, or by 2^-24 of at most 80.
 const INEXACT: f64 = TAIL_SUM_ERROR + 5e-6;
 
-/// How many candidates are read of a row of `vocab` logits.
+/// Number of candidates read of a row of `vocab` logits.
 pub fn candidates_of(vocab: usize) -> usize {
     (vocab / 8).min(MOST)
 }
@@ -26,13 +26,13 @@ pub fn candidates_of(vocab: usize) -> usize {
 pub struct Candidates<'a> {
     /// The most likely tokens, most likely first; of equals the lower id first. Not all of them.
     pub tokens: &'a [u32],
-    /// Their logits.
+    /// Logits of `tokens`.
     pub logits: &'a [f32],
-    /// The other tokens.
+    /// Sums over the other tokens.
     pub tail: Tail,
     /// The tokens that [`Sampler::edited`] names, and maybe more: ascending.
     pub edited: &'a [u32],
-    /// Their logits.
+    /// Logits of `edited`.
     pub edited_logits: &'a [f32],
 }
 

@@ -258,7 +258,7 @@ impl Ranked {
     }
 }
 
-/// How many of the first candidates it takes for their weights to sum to `enough`, at least one; `None` if all of them
+/// Number of leading candidates whose weights sum to at least `enough`, one or more; `None` if all of them
 /// do not.
 fn reach(list: &[Candidate], enough: f64) -> Option<usize> {
     let mut sum = 0.0;

@@ -14,13 +14,13 @@ impl Default for Accuracy {
 }
 
 impl Accuracy {
-    /// How many tokens, at most `most`, are guessed: each with those before it is right with more than the probability
+    /// Number of tokens to guess, at most `most`: each with those before it is right with more than the probability
     /// that it needs.
     pub(super) fn likely(self, needed: &dyn Fn(usize) -> f32, most: usize) -> usize {
         (1..=most).take_while(|n| self.all_right(*n) > needed(*n)).count()
     }
 
-    /// Probability that so many guesses are all right.
+    /// Probability that `count` guesses are all right.
     pub(super) fn all_right(self, count: usize) -> f32 {
         self.0.powi(count as i32)
     }

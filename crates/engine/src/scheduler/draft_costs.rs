@@ -21,7 +21,7 @@ pub struct DraftCosts {
 /// Cost of a draft model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftModelCost {
-    /// One of its steps.
+    /// Cost of one of its steps.
     pub step: StepCost,
     /// Maximum tokens of a sequence that it drafts for.
     pub context: usize,
@@ -32,9 +32,9 @@ pub struct DraftModelCost {
 pub enum StepCost {
     /// Known beforehand.
     Known {
-        /// Of the first token.
+        /// Cost of the first token.
         first: f32,
-        /// Of each more.
+        /// Cost of each further token.
         more: f32,
     },
     /// Seconds of the sizes [`StepCost::SIZES`]; others lie on the lines between. Each step corrects them.
@@ -58,7 +58,7 @@ impl StepCost {
         Some(StepCost::Measured(costs))
     }
 
-    /// Cost of a step with so many tokens.
+    /// Cost of a step with `tokens` tokens.
     pub fn of(&self, tokens: usize) -> f32 {
         match self {
             StepCost::Known { first, more } => first + more * (tokens.saturating_sub(1)) as f32,
@@ -102,7 +102,7 @@ fn line(i: usize, costs: &[f32], tokens: usize) -> f32 {
 
 impl DraftCosts {
     /// Probability with which the guess number `at` of each of `count` sequences must be right to pay: the cost of `count`
-    /// tokens more in a step, beside that of a step which brings as many.
+    /// tokens more in a step, in addition to that of a step which brings as many.
     pub(super) fn of_guess(&self, count: usize, at: usize) -> f32 {
         let step = |each: usize| self.step.of(count * each);
         MARGIN * (step(at + 1) - step(at)) / step(1)

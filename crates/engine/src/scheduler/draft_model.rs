@@ -63,7 +63,7 @@ impl Seq {
     }
 }
 
-/// How many of the sequences have the draft model guess a token: as few as are left if each pays for its share of a step of
+/// Number of sequences for which the draft model guesses a token: those left if each pays for its share of a step of
 /// that many.
 fn guessing(open: &[Option<Accuracy>], needed: impl Fn(usize) -> f32) -> usize {
     let mut some = open.iter().flatten().count();
@@ -81,7 +81,7 @@ impl Scheduler {
     /// Batch of the draft model, before the next step's: of each sequence the tokens that it has not seen. `None` if nothing
     /// is to be guessed. Its result goes to [`guessed`](Self::guessed).
     ///
-    /// A token that the draft model guesses costs a step of it beside its place in the step that checks it. Where no guess
+    /// A token that the draft model guesses costs a step of that model and a place in the step that checks it. Where no guess
     /// is expected to pay, a small share of the time goes into trials, which must pay for the tokens that the draft model
     /// has not seen, too.
     pub fn draft_batch(&mut self) -> Option<Batch> {

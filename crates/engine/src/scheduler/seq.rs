@@ -58,7 +58,7 @@ pub(super) struct CrossKv {
     pub(super) output: EncoderOutput,
     /// Pages, all of them while the sequence is running, none while it waits.
     pub(super) blocks: PageTable,
-    /// Whether the pages hold K and V; otherwise the next step of the sequence encodes the input.
+    /// True if the pages hold K and V; otherwise the next step of the sequence encodes the input.
     pub(super) encoded: bool,
 }
 
@@ -110,7 +110,7 @@ impl Seq {
         cross.chain(self.blocks.iter()).map(|page| BlockId(*page)).collect()
     }
 
-    /// Its rows of recurrent states.
+    /// Rows of its recurrent states.
     pub(super) fn states(&self) -> impl Iterator<Item = StateRow> {
         self.state.into_iter().chain(self.next_state)
     }
@@ -128,7 +128,7 @@ impl Seq {
         }
     }
 
-    /// Has a snapshot made after so many tokens, if they are still to be computed.
+    /// Plans a snapshot after `tokens` tokens, if they are still to be computed.
     fn snapshot_at(&mut self, tokens: usize) {
         if tokens > self.computed {
             self.snapshots.insert(tokens);
@@ -199,7 +199,7 @@ impl Seq {
         self.draft.len()
     }
 
-    /// Whether prompt lookup guesses a token that is likely enough.
+    /// True if prompt lookup guesses a token that is likely enough.
     pub(super) fn looks_up(&mut self, needed: &dyn Fn(usize) -> f32) -> bool {
         let Some(lookup) = &mut self.lookup else { return false };
         lookup.guess(&self.tokens);
@@ -229,7 +229,7 @@ impl Seq {
         self.cross.as_ref().map(|cross| &cross.output.input)
     }
 
-    /// Whether its next step encodes its input.
+    /// True if its next step encodes its input.
     pub(super) fn will_encode(&self) -> bool {
         self.cross.as_ref().is_some_and(|cross| !cross.encoded)
     }
@@ -238,7 +238,7 @@ impl Seq {
         self.tokens.len() - self.computed
     }
 
-    /// Whether only the newest generated token is left to compute.
+    /// True if only the newest generated token is left to compute.
     pub(super) fn decodes(&self) -> bool {
         self.left() == 1 && self.tokens.len() > self.prompt_len && !self.will_encode()
     }

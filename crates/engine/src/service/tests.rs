@@ -19,7 +19,7 @@ type Shared = SharedOf<Doubling>;
 /// Doubles the numbers of all requests in one step.
 struct Doubling {
     waiting: Vec<Request>,
-    /// Whether it computes when a step is finished, and not when it is launched.
+    /// True if it computes when a step is finished, and not when it is launched.
     computes_late: bool,
     shared: Shared,
     /// Dropped last, like the devices of other workers.

@@ -140,7 +140,7 @@ fn c3_14_a_damaged_row_is_its_askers_trouble_alone() {
     let (good, bad) = (engine("good.gguf", false), engine("bad.gguf", true));
     let want: Vec<_> = healthy().into_iter().map(|p| tokens_of(&good, p).unwrap()).collect();
     assert!(want.windows(2).any(|pair| pair[0] != pair[1]), "answers differ: {want:?}");
-    // Each bad request runs beside a healthy one, with so few pages that pages are reused between them.
+    // Each bad request runs together with a healthy one, with so few pages that pages are reused between them.
     let mut receivers = Vec::new();
     for prompt in healthy() {
         let mut ill = prompt.clone();

@@ -243,7 +243,7 @@ fn candidates_and_rows_give_what_the_definition_gives() {
         Ok(())
     });
     outcome.unwrap();
-    // Every kind of outcome is there, but for greedy ones without edits and log-probabilities, which take no candidates.
+    // Every kind of outcome is there, except greedy ones without edits and log-probabilities, which take no candidates.
     let seen = seen.into_inner();
     for kind in ["error", "row", "log-probabilities", "edited", "draw"] {
         assert!(seen.get(kind).is_some_and(|n| *n > 300), "{kind} in {seen:?}");

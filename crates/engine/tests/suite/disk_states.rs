@@ -32,7 +32,7 @@ fn shape(dtype: DType, pages: usize, state_rows: usize) -> KvShape {
     KvShape { dtype, page_len: 4, pages, state_rows }
 }
 
-/// An engine without a folder, with room for eight snapshots beside the states of running sequences.
+/// An engine without a folder, with room for eight snapshots in addition to the states of running sequences.
 fn plain(name: &str) -> RunningEngine {
     start_model(|| Cpu::new(Isa::best(), 2).unwrap(), hybrid(name), shape(DType::F32, 64, 2 * SLOTS + 8))
 }
@@ -281,7 +281,7 @@ fn many_at_once_say_what_they_say_alone() {
     }
 }
 
-/// A state that is loaded needs a row beside those of running sequences.
+/// A state that is loaded needs a row in addition to those of running sequences.
 #[test]
 fn without_room_for_a_snapshot_there_is_no_disk_cache() {
     let folder = TempDir::new().unwrap();

@@ -268,7 +268,7 @@ fn a_queue_has_an_end() {
     assert!(handle.submit(long()).is_ok());
 }
 
-/// A prompt of 100 tokens beside a running answer: full steps while nobody reads the answer, then seven tokens per
+/// A prompt of 100 tokens during a running answer: full steps while nobody reads the answer, then seven tokens per
 /// step, and the answer gets a token from each of these steps.
 #[test]
 fn an_answer_under_way_waits_for_small_steps_only() {

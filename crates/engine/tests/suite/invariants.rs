@@ -79,7 +79,7 @@ struct Schedule {
     clients: u64,
     /// Rows of recurrent states that are left for snapshots when all slots are in use.
     snapshots: usize,
-    /// Whether tokens are drafted, at any probability.
+    /// True if tokens are drafted, at any probability.
     drafts: bool,
 }
 

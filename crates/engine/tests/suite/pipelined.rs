@@ -1,4 +1,4 @@
-//! On a device that computes while the host goes on, a step is launched before the listeners of the one before hear of it.
+//! On a device that computes while the host goes on, a step is launched before the events of the one before are sent.
 //! Answers are those of one step after the other, bit for bit, and who ends meanwhile is left out or ignored.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -303,7 +303,7 @@ fn next(receiver: &mut UnboundedReceiver<Event>, within: Duration) -> Option<Eve
     }
 }
 
-/// A device that computes meanwhile has its next step before listeners hear of the last one. One that computes what is
+/// A device that computes meanwhile has its next step before the events of the last one are sent. One that computes what is
 /// launched does not keep them waiting for the next step.
 #[test]
 fn the_next_step_is_launched_before_listeners_hear_of_the_last_one() {
@@ -363,7 +363,7 @@ fn what_is_computed_in_vain_is_counted() {
     }
 }
 
-/// Also where a step fails when it is waited for.
+/// Only the request at fault fails, also where a step fails when it is waited for.
 #[test]
 fn who_is_at_fault_fails_alone() {
     let handle = start_on(late);

@@ -1,5 +1,5 @@
-//! What a step reads back from the device: one read per step, and only the values that are needed; and a row by itself
-//! where candidates turn out not to be enough.
+//! Reads of a step from the device: one per step, with only the values that are needed, and a row by itself where the
+//! candidates turn out not to be enough.
 
 use crate::common::{faulty, model, runner};
 use tallow_engine::runner::{Outcome, SampleInput};
@@ -164,7 +164,7 @@ fn what_is_no_number_is_told_to_its_own_part() {
         assert_eq!(fails, (0..ways.len()).map(|i| i == ill).collect::<Vec<_>>());
         assert_eq!(reads.len(), 1);
     }
-    // A prompt with NaN logits beside a good one.
+    // A prompt with NaN logits together with a good one.
     let scored =
         |tokens: &[u32]| (part(tokens, Wanted::All { last: true }), Sampling::greedy(), tokens.to_vec());
     let (outcomes, reads) = step(&[scored(&[20, faulty::NOT_A_NUMBER, 21, 22]), scored(&[20, 21, 22, 23])]);

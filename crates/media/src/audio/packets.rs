@@ -23,7 +23,7 @@ pub(super) struct Packets {
     decoder: Decoder,
     /// Duration in seconds, if the file states it.
     pub(super) seconds: Option<f64>,
-    /// Whether any packet has been decoded.
+    /// True if any packet has been decoded.
     any: bool,
 }
 

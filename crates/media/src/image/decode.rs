@@ -69,9 +69,9 @@ pub(super) fn memory(bytes: &[u8]) -> Result<usize, PictureError> {
 /// Decodes an image, applies its EXIF orientation and drops alpha. Of an animation, the first frame.
 pub fn decode(bytes: &[u8]) -> Result<Picture, PictureError> {
     let mut decoder = decoder(bytes)?;
-    let turned = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut image = DynamicImage::from_decoder(decoder)?;
-    image.apply_orientation(turned);
+    image.apply_orientation(orientation);
     let rgb = image.into_rgb8();
     let (width, height) = (rgb.width() as usize, rgb.height() as usize);
     Ok(Picture { width, height, bytes: rgb.into_raw() })

@@ -17,7 +17,7 @@ pub const CHANNELS: usize = 3;
 /// Image preprocessing where a model's folder does not say.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImageDefaults {
-    /// Whether images are resized by their shorter side and center-cropped. Otherwise they are resized to a square.
+    /// True if images are resized by their shorter side and center-cropped. Otherwise they are resized to a square.
     pub crops: bool,
     /// Mean of each channel.
     pub mean: [f32; CHANNELS],

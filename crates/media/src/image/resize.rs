@@ -18,15 +18,15 @@ pub struct Picture {
 /// Resampling filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filter {
-    /// Constant within ±1/2.
+    /// Box filter: constant within ±1/2.
     Box,
-    /// Triangle.
+    /// Triangle filter.
     Bilinear,
     /// Hamming-windowed sinc.
     Hamming,
-    /// Cubic, a = -1/2.
+    /// Cubic filter with a = -1/2.
     Bicubic,
-    /// Lanczos with three lobes.
+    /// Lanczos filter with three lobes.
     Lanczos,
 }
 

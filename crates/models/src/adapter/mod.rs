@@ -20,7 +20,7 @@ use crate::weights::{not_finite, quantized, room};
 
 pub(crate) use targets::Targets;
 
-/// Format of adapter matrices beside quantized weights.
+/// Format of adapter matrices of layers with quantized weights.
 const EIGHT_BITS: Format = Format::Q8_0;
 /// Rows that devices interleave (panel): smaller matrices are padded to a multiple of it.
 const LANES: usize = 32;
@@ -31,7 +31,7 @@ pub struct AdapterFile {
     /// The folder or file.
     pub path: PathBuf,
     origin: Origin,
-    /// By layer name.
+    /// LoRA matrices by layer name.
     pairs: BTreeMap<String, Pair>,
 }
 
@@ -39,7 +39,7 @@ pub struct AdapterFile {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Origin {
     Peft,
-    /// For models of that architecture.
+    /// GGUF file for models of that architecture.
     Gguf(String),
 }
 
@@ -51,7 +51,7 @@ struct Pair {
     scale: f32,
 }
 
-/// One of the two matrices.
+/// One of a layer's two LoRA matrices.
 #[derive(Debug, Clone)]
 struct Half {
     name: String,
@@ -111,7 +111,7 @@ impl Half {
         }
     }
 
-    /// Its elements dequantized, and their format.
+    /// Elements of the matrix dequantized, and their format.
     fn plain(&self) -> Result<(Format, Vec<u8>)> {
         let format = if self.format.is_plain() { self.format } else { Format::F32 };
         let (rows, cols, bytes) = (self.rows, self.cols, self.stored.bytes());

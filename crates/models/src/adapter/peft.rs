@@ -180,7 +180,7 @@ impl Config {
         Ok(None)
     }
 
-    /// Whether a pattern of the settings matches all of a layer's name.
+    /// True if a pattern of the settings matches all of a layer's name.
     fn matches(&self, key: &str, pattern: &str, layer: &str) -> Result<bool> {
         const MOST: usize = 16 << 10;
         if pattern.len() > MOST {
@@ -197,7 +197,7 @@ impl Config {
         found.map_err(|e| self.bad(key, format_args!("has {pattern:?}, which cannot be matched: {e}")))
     }
 
-    /// Whether the settings say that a layer has an adapter.
+    /// True if the settings say that a layer has an adapter.
     fn names(&self, layer: &str) -> Result<bool> {
         let Some(targets) = self.get("target_modules") else {
             return Err(self.bad("target_modules", "is missing"));
@@ -209,7 +209,7 @@ impl Config {
             && self.transforms(layer)?)
     }
 
-    /// Whether a list of names, or a pattern, includes a layer.
+    /// True if a list of names, or a pattern, includes a layer.
     fn is_among(&self, key: &str, value: &Value, layer: &str) -> Result<bool> {
         let ends = |name: &str| {
             layer.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
@@ -224,7 +224,7 @@ impl Config {
         }
     }
 
-    /// Whether `layers_to_transform` includes a layer's index.
+    /// True if `layers_to_transform` includes a layer's index.
     fn transforms(&self, layer: &str) -> Result<bool> {
         let Some(wanted) = self.get("layers_to_transform") else { return Ok(true) };
         let numbers: Option<Vec<u64>> = match wanted {

@@ -77,17 +77,17 @@ impl<B: Backend> Attention<B> {
         Ok(Attention { qkv, o, qk_norm, head_norms, v_norm, heads, rope, second_rope, gated, spec })
     }
 
-    /// `then(attention(norm(x)))`
+    /// `epilogue(attention(norm(x)))`
     pub fn forward(
         &self,
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
         let rope = |i: Option<usize>| i.and_then(|i| cx.ropes.get(i));
-        let all = cx.project_many(x, norm, &self.qkv)?;
+        let all = cx.linear_many(x, norm, &self.qkv)?;
         let qkv = all.col_range(0..heads.qkv_cols()); // [tokens, (q + 2 kv) * dim]
         if let Some(norms) = &self.head_norms {
             norms.apply(b, &qkv, heads)?;
@@ -106,7 +106,7 @@ impl<B: Backend> Attention<B> {
             let gates = all.col_range(heads.qkv_cols()..all.cols());
             mixed = b.run(Eltwise { x: &mixed, op: EltwiseOp::Gate(&gates) })?;
         }
-        cx.project(&mixed, &self.o, then)
+        cx.linear(&mixed, &self.o, epilogue)
     }
 }
 

@@ -69,17 +69,17 @@ impl<B: Backend> GatedDeltaNet<B> {
         })
     }
 
-    /// `then(block(norm(x)))`
+    /// `epilogue(block(norm(x)))`
     pub fn forward(
         &self,
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, heads, state) = (cx.b, cx.plan, self.heads, cx.cache.state()?);
         let (cols, keys, values) = (heads.cols(), 2 * heads.key_cols(), heads.value_cols());
-        let all = cx.project_many(x, norm, &self.parts)?; // [tokens, columns + values + 2 * heads]
+        let all = cx.linear_many(x, norm, &self.parts)?; // [tokens, columns + values + 2 * heads]
         let x = all.col_range(0..cols);
         let mixed = b.run(CausalConv { x: &x, weight: &self.kernel, window: state.window, plan })?; // [tokens, columns]
         let qk = b.run(Normalize { x: &mixed.col_range(0..keys), norm: &self.l2_norm, residual: None })?;
@@ -90,7 +90,7 @@ impl<B: Backend> GatedDeltaNet<B> {
         let y = b.run(Normalize { x: &y, norm: &self.norm, residual: None })?;
         let gate = all.col_range(cols..cols + values);
         let y = b.run(Activate { gate: &gate, up: Some(&y), act: Activation::Silu })?;
-        cx.project(&y, &self.o, then)
+        cx.linear(&y, &self.o, epilogue)
     }
 }
 

@@ -37,19 +37,19 @@ impl<B: Backend> Mixer<B> {
         })
     }
 
-    /// `then(block(norm(x)))`
+    /// `epilogue(block(norm(x)))`
     fn forward(
         &self,
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         match self {
-            Mixer::Attention(block) => block.forward(cx, x, norm, then),
-            Mixer::SharedKv(block) => block.forward(cx, x, norm, then),
-            Mixer::Mla(block) => block.forward(cx, x, norm, then),
-            Mixer::GatedDelta(block) => block.forward(cx, x, norm, then),
+            Mixer::Attention(block) => block.forward(cx, x, norm, epilogue),
+            Mixer::SharedKv(block) => block.forward(cx, x, norm, epilogue),
+            Mixer::Mla(block) => block.forward(cx, x, norm, epilogue),
+            Mixer::GatedDelta(block) => block.forward(cx, x, norm, epilogue),
         }
     }
 }
@@ -77,18 +77,18 @@ impl<B: Backend> FeedForward<B> {
         })
     }
 
-    /// `then(block(norm(x)))`
+    /// `epilogue(block(norm(x)))`
     fn forward(
         &self,
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         match self {
-            FeedForward::Dense(block) => block.forward(cx, x, norm, then),
-            FeedForward::Moe(block) => block.forward(cx, x, norm, then),
-            FeedForward::Parallel(block) => block.forward(cx, x, norm, then),
+            FeedForward::Dense(block) => block.forward(cx, x, norm, epilogue),
+            FeedForward::Moe(block) => block.forward(cx, x, norm, epilogue),
+            FeedForward::Parallel(block) => block.forward(cx, x, norm, epilogue),
         }
     }
 }
@@ -162,7 +162,7 @@ impl<B: Backend> Layer<B> {
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let (of_mixer, of_ffn) = (&self.mixer_norms, &self.ffn_norms);
         let before = of_mixer.before.as_ref();
-        let mut mixed = self.add(cx, x, of_mixer, |then| self.mixer.forward(cx, x, before, then))?; // [tokens, dim]
+        let mut mixed = self.add(cx, x, of_mixer, |epilogue| self.mixer.forward(cx, x, before, epilogue))?; // [tokens, dim]
         if let Some((block, given)) = self.cross_attention.as_ref().zip(cx.cross_attention.as_ref()) {
             mixed = block.forward(cx.b, given, &mixed)?;
         }
@@ -173,7 +173,7 @@ impl<B: Backend> Layer<B> {
             Order::Parallel => (x, of_ffn.before.as_ref()),
             Order::ParallelOneNorm => (x, before),
         };
-        let mut x = self.add(cx, &mixed, of_ffn, |then| self.ffn.forward(cx, x, before, then))?;
+        let mut x = self.add(cx, &mixed, of_ffn, |epilogue| self.ffn.forward(cx, x, before, epilogue))?;
         if let Some(block) = &self.per_layer {
             x = block.forward(cx, &x)?;
         }

@@ -60,16 +60,16 @@ impl<B: Backend> Mla<B> {
         Ok(Mla { down: [q, kv], q_up, norm, up, o, heads, latent, spec })
     }
 
-    /// `then(attention(norm(x)))`
+    /// `epilogue(attention(norm(x)))`
     pub fn forward(
         &self,
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
-        let both = cx.project_many(x, norm, &self.down)?; // [tokens, queries (or q_lora_rank) + kv_lora_rank + qk_rope_dim]
+        let both = cx.linear_many(x, norm, &self.down)?; // [tokens, queries (or q_lora_rank) + kv_lora_rank + qk_rope_dim]
         let (q, latent) = (0..self.down[0].weight.rows(), self.down[0].weight.rows()..both.cols());
         let mut q = self.queries(cx, both.col_range(q))?; // [tokens, q * dim]
         // The RoPE part comes first in each head.
@@ -82,7 +82,7 @@ impl<B: Backend> Mla<B> {
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
         let (head_dim, inputs) = (heads.dim, self.latent.qk_rope_dim..heads.dim);
         let values = b.run(LinearHeads { x: &mixed, head_dim, inputs, copied: 0..0, weights: &self.up.v })?; // [tokens, q * v_dim]
-        cx.project(&values, &self.o, then)
+        cx.linear(&values, &self.o, epilogue)
     }
 
     /// Queries in the latent space: per head `[q_rope, k * q_nope]`, [tokens, q * (qk_rope_dim + kv_lora_rank)]
@@ -90,7 +90,7 @@ impl<B: Backend> Mla<B> {
         let MlaSpec { qk_nope_dim, qk_rope_dim, .. } = self.latent;
         let q = match &self.q_up {
             None => q,
-            Some((norm, up)) => cx.project_many(&q, Some(norm), std::slice::from_ref(up))?,
+            Some((norm, up)) => cx.linear_many(&q, Some(norm), std::slice::from_ref(up))?,
         }; // [tokens, q * (qk_nope_dim + qk_rope_dim)]
         let head_dim = qk_nope_dim + qk_rope_dim;
         let (inputs, copied) = (0..qk_nope_dim, qk_nope_dim..head_dim);

@@ -31,7 +31,7 @@ pub struct MlpSlots {
 }
 
 impl MlpSlots {
-    /// Those of a layer's dense FFN.
+    /// Slots of a layer's dense FFN.
     pub const DENSE: MlpSlots = MlpSlots {
         gate: Slot::FfnGate,
         up: Slot::FfnUp,
@@ -39,7 +39,7 @@ impl MlpSlots {
         down: Slot::FfnDown,
     };
 
-    /// Those of a shared expert.
+    /// Slots of a shared expert.
     pub const SHARED: MlpSlots =
         MlpSlots { gate: Slot::FfnGateShexp, up: Slot::FfnUpShexp, gate_up: None, down: Slot::FfnDownShexp };
 }
@@ -63,7 +63,7 @@ impl<B: Backend> Mlp<B> {
         Mlp { up, act, down }
     }
 
-    /// `then(block(norm(x)))`
+    /// `epilogue(block(norm(x)))`
     pub fn forward(
         &self,
         cx: &Context<'_, B>,

@@ -45,18 +45,18 @@ pub struct Context<'a, B: Backend> {
 }
 
 impl<B: Backend> Context<'_, B> {
-    /// `then(by(x))`, with the LoRA adapters of the step's rows.
-    pub(crate) fn project(
+    /// A linear layer, `epilogue(weights(x))`, with the LoRA adapters of the step's rows.
+    pub(crate) fn linear(
         &self,
         x: &Tensor<B>,
-        by: &LinearWeights<B>,
-        then: Epilogue<'_, B>,
+        weights: &LinearWeights<B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        project(self.b, self.plan, x, by, then)
+        linear(self.b, self.plan, x, weights, epilogue)
     }
 
     /// Linear layers side by side over `norm(x)`, with the LoRA adapters of the step's rows.
-    pub(crate) fn project_many(
+    pub(crate) fn linear_many(
         &self,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
@@ -69,8 +69,8 @@ impl<B: Backend> Context<'_, B> {
     }
 }
 
-/// `epilogue(weights(x))`, with the LoRA adapters of the step's rows.
-pub(crate) fn project<B: Backend>(
+/// A linear layer, `epilogue(weights(x))`, with the LoRA adapters of the step's rows.
+pub(crate) fn linear<B: Backend>(
     b: &B,
     plan: &StepPlan<B>,
     x: &Tensor<B>,

@@ -65,7 +65,7 @@ impl<B: Backend> MoeBlock<B> {
         Ok(MoeBlock { router_norm, router, expert_scale, routing, weight_on, experts, act: each.act, shared })
     }
 
-    /// `then(block(norm(x)))`
+    /// `epilogue(block(norm(x)))`
     pub fn forward(
         &self,
         cx: &Context<'_, B>,
@@ -79,7 +79,7 @@ impl<B: Backend> MoeBlock<B> {
         let normed = norm.map(|norm| b.run(Normalize { x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(x); // [tokens, dim]
         let router_input = router_input.as_ref().unwrap_or(x);
-        let logits = cx.project(router_input, &self.router, Epilogue::NONE)?; // [tokens, experts]
+        let logits = cx.linear(router_input, &self.router, Epilogue::NONE)?; // [tokens, experts]
         let mut routing_weights = b.run(Route { logits: &logits, routing: &self.routing })?; // [tokens, experts]
         if let Some(scale) = &self.expert_scale {
             routing_weights = b.run(Eltwise { x: &routing_weights, op: EltwiseOp::Mul(scale) })?;
@@ -100,7 +100,7 @@ impl<B: Backend> MoeBlock<B> {
             return shared.block.forward(cx, x, None, then);
         };
         let shared_out = shared.block.forward(cx, x, None, Epilogue::NONE)?;
-        let gate = cx.project(x, gate, Epilogue::NONE)?; // [tokens, 1]
+        let gate = cx.linear(x, gate, Epilogue::NONE)?; // [tokens, 1]
         let shared_out = b.run(Eltwise { x: &shared_out, op: EltwiseOp::Gate(&gate) })?;
         b.run(Eltwise { x: &y, op: EltwiseOp::AddScaled(&shared_out, epilogue.scale) })
     }

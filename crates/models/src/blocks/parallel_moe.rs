@@ -39,23 +39,23 @@ impl<B: Backend> ParallelMoe<B> {
         })
     }
 
-    /// `then(norm(dense(norm(x))) + norm(experts(norm(x))))`
+    /// `epilogue(norm(dense(norm(x))) + norm(experts(norm(x))))`
     pub fn forward(
         &self,
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let b = cx.b;
         let dense = self.dense.forward(cx, x, norm, Epilogue::NONE)?;
         let dense = b.run(Normalize { x: &dense, norm: &self.dense_post_norm, residual: None })?;
         let some = self.experts.forward(cx, x, Some(&self.before), Epilogue::NONE)?;
         let y = b.run(Normalize { x: &some, norm: &self.behind, residual: Some(&dense) })?; // [tokens, dim]
-        match then.residual {
-            Some(to) => b.run(Eltwise { x: to, op: EltwiseOp::AddScaled(&y, then.scale) }),
-            None if then.scale == 1.0 => Ok(y),
-            None => b.run(Eltwise { x: &y, op: EltwiseOp::Scale(then.scale) }),
+        match epilogue.residual {
+            Some(to) => b.run(Eltwise { x: to, op: EltwiseOp::AddScaled(&y, epilogue.scale) }),
+            None if epilogue.scale == 1.0 => Ok(y),
+            None => b.run(Eltwise { x: &y, op: EltwiseOp::Scale(epilogue.scale) }),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub struct PerLayerEmbeddings<B: Backend> {
     table: Weight<B>,
-    from: LinearWeights<B>,
+    model_proj: LinearWeights<B>,
     norm: Norm<B>,
     width: usize,
 }
@@ -31,7 +31,7 @@ impl<B: Backend> PerLayerEmbeddings<B> {
         let (dim, all) = (w.spec().dim, layers * width);
         Ok(PerLayerEmbeddings {
             table: w.weight(Slot::PerLayerTokenEmbd, vocab, all)?,
-            from: w.linear(Slot::PerLayerModelProj, all, dim, Bias::No)?,
+            model_proj: w.linear(Slot::PerLayerModelProj, all, dim, Bias::No)?,
             norm: w.norm(Slot::PerLayerProjNorm, width)?,
             width,
         })
@@ -42,7 +42,7 @@ impl<B: Backend> PerLayerEmbeddings<B> {
         let scale = FRAC_1_SQRT_2 * (self.width as f32).sqrt();
         let of_tokens = b.run(Embed { table: &self.table, ids: &plan.tokens, scale })?; // [tokens, layers * width]
         let then = Epilogue { scale: 1.0 / (x.cols() as f32).sqrt(), ..Epilogue::NONE };
-        let of_states = super::project(b, plan, x, &self.from, then)?; // [tokens, layers * width]
+        let of_states = super::linear(b, plan, x, &self.model_proj, then)?; // [tokens, layers * width]
         let of_states = b.run(Normalize { x: &of_states, norm: &self.norm, residual: None })?;
         b.run(Eltwise { x: &of_tokens, op: EltwiseOp::AddScaled(&of_states, FRAC_1_SQRT_2) })
     }
@@ -56,9 +56,9 @@ impl<B: Backend> PerLayerEmbeddings<B> {
 /// A layer's use of its per-layer embedding.
 #[derive(Debug)]
 pub struct PerLayerInput<B: Backend> {
-    gate: LinearWeights<B>,
-    back: LinearWeights<B>,
-    behind: Norm<B>,
+    inp_gate: LinearWeights<B>,
+    proj: LinearWeights<B>,
+    post_norm: Norm<B>,
     act: Activation,
 }
 
@@ -72,19 +72,19 @@ impl<B: Backend> PerLayerInput<B> {
     ) -> LoadResult<PerLayerInput<B>> {
         let dim = w.spec().dim;
         Ok(PerLayerInput {
-            gate: w.linear((Slot::PerLayerInpGate, i), width, dim, Bias::No)?,
-            back: w.linear((Slot::PerLayerProj, i), dim, width, Bias::No)?,
-            behind: w.norm((Slot::PerLayerPostNorm, i), dim)?,
+            inp_gate: w.linear((Slot::PerLayerInpGate, i), width, dim, Bias::No)?,
+            proj: w.linear((Slot::PerLayerProj, i), dim, width, Bias::No)?,
+            post_norm: w.norm((Slot::PerLayerPostNorm, i), dim)?,
             act,
         })
     }
 
-    /// `x + norm(back(act(gate(x)) * e))`, where `e` is the layer's per-layer embedding
+    /// `x + norm(proj(act(inp_gate(x)) * e))`, where `e` is the layer's per-layer embedding
     pub fn forward(&self, cx: &Context<'_, B>, x: &Tensor<B>) -> Result<Tensor<B>> {
         let b = cx.b;
-        let gate = cx.project(x, &self.gate, Epilogue::NONE)?; // [tokens, width]
+        let gate = cx.linear(x, &self.inp_gate, Epilogue::NONE)?; // [tokens, width]
         let y = b.run(Activate { gate: &gate, up: cx.per_layer.as_ref(), act: self.act })?;
-        let y = cx.project(&y, &self.back, Epilogue::NONE)?; // [tokens, dim]
-        b.run(Normalize { x: &y, norm: &self.behind, residual: Some(x) })
+        let y = cx.linear(&y, &self.proj, Epilogue::NONE)?; // [tokens, dim]
+        b.run(Normalize { x: &y, norm: &self.post_norm, residual: Some(x) })
     }
 }

@@ -43,21 +43,21 @@ impl<B: Backend> SharedKvAttention<B> {
         })
     }
 
-    /// `then(attention(norm(x)))`. The context's cache is that of the source layer.
+    /// `epilogue(attention(norm(x)))`. The context's cache is that of the source layer.
     pub fn forward(
         &self,
         cx: &Context<'_, B>,
         x: &Tensor<B>,
         norm: Option<&Norm<B>>,
-        then: Epilogue<'_, B>,
+        epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
         let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
-        let q = cx.project_many(x, norm, std::slice::from_ref(&self.q))?; // [tokens, q * dim]
+        let q = cx.linear_many(x, norm, std::slice::from_ref(&self.q))?; // [tokens, q * dim]
         let mut q = b.run(Normalize { x: &q, norm: &self.q_norm, residual: None })?;
         if let Some(rope) = self.rope.and_then(|i| cx.ropes.get(i)) {
             q = b.run(Rope { x: &q, head_dim: heads.dim, rope, positions: &plan.positions })?;
         }
         let mixed = b.run(Attend { q: &q, heads, spec: &self.spec, kv, plan })?; // [tokens, q * dim]
-        cx.project(&mixed, &self.o, then)
+        cx.linear(&mixed, &self.o, epilogue)
     }
 }

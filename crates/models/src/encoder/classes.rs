@@ -12,7 +12,7 @@ pub struct Classes {
     activation: Activation,
 }
 
-/// How scores become probabilities.
+/// Function from scores to probabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Activation {
     /// Single label: probabilities sum to 1.

@@ -35,7 +35,7 @@ impl<B: Backend> Dense<B> {
 const MOST: u64 = 1 << 20;
 
 impl DenseSpec {
-    /// Reads the settings in a folder beside a model, and adds the folder's tensors to the checkpoint.
+    /// Reads the settings in a folder next to a model, and adds the folder's tensors to the checkpoint.
     pub(super) fn read(checkpoint: &mut Checkpoint, folder: &str) -> LoadResult<DenseSpec> {
         let name = Path::new(folder).join("config.json");
         let file = checkpoint.path.join(&name);

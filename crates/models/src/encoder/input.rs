@@ -13,9 +13,9 @@ use crate::Result;
 /// Truncation: how a text that is too long is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Truncation {
-    /// It is refused.
+    /// No truncation: a text that is too long is refused.
     No,
-    /// Its end is cut off.
+    /// Truncation: the end of the text is cut off.
     End,
 }
 
@@ -76,9 +76,9 @@ pub struct Inputs {
 #[derive(Debug, Clone)]
 struct Words {
     tokenizer: Tokenizer,
-    /// Whether punctuation and case are removed first (SigLIP). Otherwise normalization is the tokenizer's.
+    /// True if punctuation and case are removed first (SigLIP). Otherwise normalization is the tokenizer's.
     plain: bool,
-    /// Whether texts are lowercased first.
+    /// True if texts are lowercased first.
     lowers: bool,
     /// The token that texts are padded with, if they are.
     fill: Option<u32>,
@@ -88,7 +88,7 @@ struct Words {
 }
 
 impl Inputs {
-    /// For a model.
+    /// Makes the inputs of a model.
     pub fn new(model: &EncoderModel) -> Result<Inputs> {
         let pictures = model.of_images().and_then(|m| Some((m, m.spec.patches?)));
         let pictures =
@@ -190,7 +190,7 @@ impl Words {
         self.checked(&[Placed { piece: Piece::First, of: 0 }], &tokens, &[])
     }
 
-    /// How many of the texts' tokens fit beside the special tokens of `frame`.
+    /// Number of the texts' tokens that fit in addition to the special tokens of `frame`.
     fn room(
         &self,
         frame: &[Placed],

@@ -268,8 +268,8 @@ impl<B: Backend> Encoder<B> {
                 let types = types.as_ref().zip(texts.types.as_ref());
                 (embed(table, &plan.tokens)?, vec![types, places]) // [tokens, dim]
             }
-            (Front::Sounds(stem), Some(heard)) => {
-                (stem.forward(b, heard, plan.host().spans.len())?, vec![places]) // [tokens, dim]
+            (Front::Sounds(stem), Some(frames)) => {
+                (stem.forward(b, frames, plan.host().spans.len())?, vec![places]) // [tokens, dim]
             }
             (Front::Patches(patches), Some(numbers)) => {
                 let places = places.map(|(table, ids)| embed(table, ids)).transpose()?;
@@ -293,8 +293,8 @@ impl<B: Backend> Encoder<B> {
         let (context, bands) = (self.spec.context, self.spec.audio.map_or(0, |sound| sound.bands));
         let tokens = vec![0; context];
         let texts = self.side_by_side(b, sounds.iter().map(|_| &tokens[..]))?;
-        let heard = b.upload(&sounds.concat(), 2 * context * sounds.len(), bands)?;
-        Ok(Texts { numbers: Some(heard), ..texts })
+        let frames = b.upload(&sounds.concat(), 2 * context * sounds.len(), bands)?;
+        Ok(Texts { numbers: Some(frames), ..texts })
     }
 
     /// Hidden states of the batch: [tokens, dim]. `see` is called with 0 and the embeddings, then with `i + 1` and the

@@ -47,7 +47,7 @@ pub struct EncoderModel {
     pub image_encoder: Option<Box<EncoderModel>>,
     /// Similarity of texts and images, if the checkpoint has its parameters.
     pub matching: Option<ClipSimilarity>,
-    /// Whether to load heads that only `dump` shows (masked language model head, pooler).
+    /// True to load heads that only `dump` shows (masked language model head, pooler).
     pub extras: bool,
 }
 

@@ -16,7 +16,7 @@ pub struct PatchProcessor {
 }
 
 impl PatchProcessor {
-    /// For an encoder with these patches.
+    /// Makes one for an encoder with these patches.
     pub fn new(checkpoint: &Checkpoint, patches: PatchSpec) -> tallow_checkpoint::Result<PatchProcessor> {
         let processor = ImageProcessor::new(checkpoint, patches.image, &patches.usual)?;
         Ok(PatchProcessor { processor, patches })

@@ -18,7 +18,7 @@ pub struct SentenceTransformers {
     pub pooling: Pooling,
     /// The longest text in tokens.
     pub most_tokens: Option<usize>,
-    /// Whether texts are lowercased before tokenization.
+    /// True if texts are lowercased before tokenization.
     pub lowers: bool,
     /// Folders of dense layers behind pooling.
     pub(super) dense: Vec<String>,
@@ -35,7 +35,7 @@ const KINDS: [(&str, &str, Pooling); 6] = [
 ];
 
 impl SentenceTransformers {
-    /// Reads the files beside a checkpoint, or a GGUF file's metadata.
+    /// Reads the files next to a checkpoint, or a GGUF file's metadata.
     pub(super) fn read(config: &Config<'_>) -> Result<SentenceTransformers> {
         let checkpoint = config.checkpoint();
         let mut sentence = SentenceTransformers {

@@ -25,7 +25,7 @@ pub(super) const WINDOW: Key = key("sliding_window", "attention.sliding_window")
 const LAYER_TYPES: Key = key("layer_types", "");
 /// Every n-th layer has full attention, the others a window.
 const EVERY: Key = key("sliding_window_pattern", "");
-/// Whether each layer has a window.
+/// Layers with a sliding window: a bool for each.
 pub(super) const WINDOWED: Key = key("", "attention.sliding_window_pattern");
 
 /// Number of experts. Each family uses one of these keys; newer configs may use another family's.
@@ -60,7 +60,7 @@ pub(super) struct Defaults {
     pub eps: (Key, f64),
     pub tied: bool,
     pub rope: rope::Defaults,
-    /// Whether RoPE is used. Without it a head may have an odd size.
+    /// True if RoPE is used. Without it a head may have an odd size.
     pub rotates: bool,
 }
 
@@ -237,7 +237,7 @@ pub(super) fn activation_called(c: &Config<'_>, key: Key, name: &str) -> Result<
     }
 }
 
-/// Whether the LM head shares the embedding's weights. GGUF files with tied weights have no head tensor.
+/// True if the LM head shares the embedding's weights. GGUF files with tied weights have no head tensor.
 pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool> {
     match c.is_gguf() {
         true => Ok(tensor(c, &tensor_names::GGUF, Slot::Output, 0).is_none()),
@@ -252,7 +252,7 @@ pub(super) fn tied(c: &Config<'_>, default: bool) -> Result<bool> {
     }
 }
 
-/// Whether linear layers have a bias, by a flag in `config.json`.
+/// True if linear layers have a bias, by a flag in `config.json`.
 pub(super) fn bias(c: &Config<'_>, hf: &'static str, default: bool) -> Result<Bias> {
     if c.is_gguf() {
         return Ok(Bias::IfPresent);
@@ -373,7 +373,7 @@ pub(super) fn expert_width(c: &Config<'_>, default: usize) -> Result<usize> {
     sane(c, EXPERT_WIDTH, c.find_count(EXPERT_WIDTH)?.unwrap_or(default))
 }
 
-/// Whether layer `i` has experts. In GGUF files that depends on whether the router tensor exists.
+/// True if layer `i` has experts. In GGUF files that depends on whether the router tensor exists.
 pub(super) fn has_router(c: &Config<'_>, i: usize) -> bool {
     !c.is_gguf() || tensor(c, &tensor_names::GGUF, Slot::FfnGateInp, i).is_some()
 }

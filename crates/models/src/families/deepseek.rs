@@ -189,7 +189,7 @@ fn v2(c: &Config<'_>) -> Result<DecoderSpec> {
     })
 }
 
-/// Whether a GGUF file has a bias for expert selection.
+/// True if a GGUF file has a bias for expert selection.
 fn selects_by_bias(c: &Config<'_>) -> Result<bool> {
     let layers = c.count(common::DEFAULTS.layers)?.min(c.checkpoint().tensors().len());
     let bias = |i: usize| tensor_names::GGUF.name(Slot::FfnExpProbsB, i);

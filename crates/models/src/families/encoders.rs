@@ -27,7 +27,7 @@ pub struct EncoderFamily {
 const COUNTS: [&str; 2] = ["embeddings.position_ids", "embeddings.token_type_ids"];
 
 impl EncoderFamily {
-    /// Whether a tensor may be left unused.
+    /// True if a tensor may be left unused.
     pub(crate) fn is_unused(&self, name: &str) -> bool {
         let name = name.strip_prefix(self.names.base).unwrap_or(name);
         COUNTS.contains(&name) || self.spare.iter().any(|start| name.starts_with(start))
@@ -54,7 +54,7 @@ pub fn encoder(c: &Config<'_>) -> Option<&'static EncoderFamily> {
     of(c).next()
 }
 
-/// The family of the image encoder beside the text encoder (CLIP, SigLIP), if there is one.
+/// The family of the image encoder that comes with a text encoder (CLIP, SigLIP), if there is one.
 pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
     of(c).nth(1)
 }
@@ -157,7 +157,7 @@ pub(super) fn behind_pad(c: &Config<'_>, spec: &mut EncoderSpec, default: usize)
     Ok(())
 }
 
-/// Whether the checkpoint has tensor `name`, with or without the prefix `base`, which some files omit.
+/// True if the checkpoint has tensor `name`, with or without the prefix `base`, which some files omit.
 fn is_there(c: &Config<'_>, base: &str, name: &str) -> bool {
     let short = name.strip_prefix(base).unwrap_or(name);
     [name, short].into_iter().any(|name| c.checkpoint().get(name).is_some())

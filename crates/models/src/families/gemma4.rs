@@ -229,7 +229,7 @@ fn widths(c: &Config<'_>, layers: &mut [DenseLayerSpec], sources: &[Option<usize
     Ok(())
 }
 
-/// Parallel MoE: the experts beside the dense FFN and their width, if there are any.
+/// Parallel MoE: the experts parallel to the dense FFN and their width, if there are any.
 fn experts(c: &Config<'_>) -> Result<Option<(usize, ExpertsSpec)>> {
     let there = c.is_gguf() || common::flag(c, "enable_moe_block", false)?;
     let Some(count) = common::find_experts(c, common::EXPERTS)?.filter(|count| there && *count > 0) else {

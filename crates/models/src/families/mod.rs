@@ -101,14 +101,14 @@ impl Family {
         Ok(spec)
     }
 
-    /// Whether `kind`, a `model_type`, names this family: `qwen3_moe` matches `Qwen3MoeForCausalLM`.
+    /// True if `kind`, a `model_type`, names this family: `qwen3_moe` matches `Qwen3MoeForCausalLM`.
     fn is_called(&self, kind: &str) -> bool {
         let plain = |name: &str| name.replace('_', "").to_lowercase();
         let kind = plain(kind.strip_suffix("_text").unwrap_or(kind));
         self.hf.iter().any(|arch| arch.strip_suffix("ForCausalLM").is_some_and(|name| plain(name) == kind))
     }
 
-    /// Whether the tensor is one that the settings were read from.
+    /// True if the tensor is one that the settings were read from.
     pub fn reads(&self, name: &str) -> bool {
         rope::TENSORS.contains(&name)
     }

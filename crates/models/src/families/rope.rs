@@ -51,7 +51,7 @@ pub(super) struct Defaults {
     pub part: Option<(Key, f64)>,
     /// Original context length, for scalings that need one.
     pub original: Option<usize>,
-    /// Whether the ends of YaRN's correction range are rounded to integers for GGUF files, which do not have the flag.
+    /// True if the ends of YaRN's correction range are rounded to integers for GGUF files, which do not have the flag.
     pub gguf_truncate: bool,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn only(c: &Config<'_>, kinds: &[&str]) -> Result<()> {
     }
 }
 
-/// Whether the files have RoPE scaling settings, even `default`. Always true for GGUF files.
+/// True if the files have RoPE scaling settings, even `default`. Always true for GGUF files.
 pub(super) fn is_said(c: &Config<'_>) -> bool {
     c.is_gguf() || scope(c).says_something()
 }

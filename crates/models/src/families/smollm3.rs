@@ -19,7 +19,7 @@ static SMOLLM3: Family = Family {
     spec,
 };
 
-/// Per layer: 1 if it has RoPE.
+/// Flag of each layer: 1 if it has RoPE.
 const ROTARY: Key = key("no_rope_layers", "");
 const INTERVAL: Key = key("no_rope_layer_interval", "");
 const USE_WINDOW: Key = key("use_sliding_window", "");

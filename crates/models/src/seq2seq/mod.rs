@@ -48,7 +48,7 @@ impl Seq2SeqModel {
         Source { checkpoint: &self.checkpoint, names: &self.family.encoder, spec, quantizing: None }
     }
 
-    /// Whether it takes audio; otherwise it takes tokens.
+    /// True if it takes audio; otherwise it takes tokens.
     pub fn takes_audio(&self) -> bool {
         self.spec.encoder.audio.is_some()
     }

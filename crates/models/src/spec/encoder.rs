@@ -30,7 +30,7 @@ pub struct EncoderSpec {
     pub ropes: Vec<RopeSpec>,
     /// First to last.
     pub layers: Vec<DenseLayerSpec>,
-    /// Whether there is a norm behind the last layer.
+    /// True if there is a norm behind the last layer.
     pub last_norm: bool,
     /// Classification head, if there is one.
     pub head: Option<HeadSpec>,
@@ -117,18 +117,18 @@ impl PatchSpec {
 /// From hidden states to a vector: pooling, optional norm, optional linear layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PoolingHeadSpec {
-    /// How hidden states are pooled.
+    /// Pooling of hidden states.
     pub pool: PoolKind,
-    /// Whether the encoder's last norm is applied to what was pooled.
+    /// True if the encoder's last norm is applied to what was pooled.
     pub norm: bool,
     /// The projection, if there is one.
     pub project: Option<Projection>,
 }
 
-/// How hidden states are pooled.
+/// Pooling of hidden states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolKind {
-    /// By a fixed rule.
+    /// Pooling by a fixed rule.
     By(Pooling),
     /// Attention pooling (SigLIP): a learned query attends to all of them, and an FFN follows. Prefix of its tensors'
     /// names.
@@ -146,7 +146,7 @@ pub struct Projection {
     pub bias: Bias,
 }
 
-/// A dense layer of sentence-transformers: linear layer with an optional activation, stored beside the model.
+/// A dense layer of sentence-transformers: linear layer with an optional activation, stored next to the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DenseSpec {
     /// Name of its tensors.
@@ -232,7 +232,7 @@ impl Pooling {
 /// Classification head: linear layer, activation, optional norm, linear layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeadSpec {
-    /// How the text's vector is pooled.
+    /// Pooling of the text's vector.
     pub pooling: Pooling,
     /// Name of the first linear layer.
     pub dense: &'static str,

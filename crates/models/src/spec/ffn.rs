@@ -11,11 +11,11 @@ pub enum Ffn {
     Dense(FfnSpec),
     /// Mixture of experts.
     Moe(MoeSpec),
-    /// Parallel MoE (Gemma 4): a dense FFN beside the experts, each with norms of its own.
+    /// Parallel MoE (Gemma 4): a dense FFN parallel to the experts, each with norms of its own.
     Parallel {
         /// The dense FFN.
         dense: FfnSpec,
-        /// The experts beside it.
+        /// The experts parallel to it.
         moe: MoeSpec,
     },
 }
@@ -53,7 +53,7 @@ pub struct FfnSpec {
     pub width: usize,
     /// Activation function.
     pub act: Activation,
-    /// Whether there is a gate projection (GLU).
+    /// True if there is a gate projection (GLU).
     pub gated: bool,
     /// Bias of its linear layers.
     pub bias: Bias,
@@ -77,33 +77,33 @@ pub struct ExpertsSpec {
     pub top_k: usize,
     /// Bias of the router's logits.
     pub router_bias: Bias,
-    /// How logits become scores.
+    /// Function from logits to scores.
     pub scores: Scores,
-    /// Whether a token's routing weight multiplies the expert's output or its input.
+    /// Place of a token's routing weight: it multiplies the expert's output or its input.
     pub weight_on: RoutingWeightOn,
-    /// Whether a bias takes part in the selection only, not in the expert weights (`e_score_correction_bias`, DeepSeek
+    /// True if a bias takes part in the selection only, not in the expert weights (`e_score_correction_bias`, DeepSeek
     /// V3).
     pub bias: bool,
     /// Group-limited routing: groups are chosen first.
     pub groups: Option<Groups>,
-    /// Whether the weights of the chosen experts are normalised to sum to 1 (`norm_topk_prob`).
+    /// True if the weights of the chosen experts are normalised to sum to 1 (`norm_topk_prob`).
     pub norm_weights: bool,
     /// Multiplies expert weights (`routed_scaling_factor`).
     pub scale: f32,
     /// Shared expert, which every token goes through.
     pub shared: Option<SharedExpertSpec>,
-    /// Whether the router reads the hidden state through a norm of its own.
+    /// True if the router reads the hidden state through a norm of its own.
     pub router_norm: bool,
-    /// Whether a learned scalar per expert multiplies its weight.
+    /// True if a learned scalar per expert multiplies its weight.
     pub expert_scale: bool,
 }
 
-/// Shared expert: an FFN beside the routed experts.
+/// Shared expert: an FFN that every token uses, in addition to the routed experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedExpertSpec {
     /// Intermediate size.
     pub width: usize,
-    /// Whether a gate per token scales its output (Qwen2-MoE).
+    /// True if a gate per token scales its output (Qwen2-MoE).
     pub gated: bool,
 }
 

@@ -92,7 +92,7 @@ pub struct AttentionSpec {
     pub out_bias: Bias,
     /// QK norm.
     pub qk_norm: QkNormSpec,
-    /// Whether each head of V is normalised, without weights.
+    /// True if each head of V is normalised, without weights.
     pub v_norm: bool,
     /// RoPE variant: index into [`DecoderSpec::ropes`](super::DecoderSpec::ropes). `None`: no position encoding (NoPE).
     pub rope: Option<usize>,
@@ -103,7 +103,7 @@ pub struct AttentionSpec {
     /// Chunked attention (Llama 4): the sequence is cut into chunks of this length, and no token attends outside its
     /// own.
     pub chunk: Option<usize>,
-    /// Attention sinks (gpt-oss): each head has a learned score beside those of tokens.
+    /// Attention sinks (gpt-oss): each head has a learned score in addition to those of tokens.
     pub sinks: bool,
     /// Multiplies attention scores.
     pub scale: f32,
@@ -115,9 +115,9 @@ pub struct AttentionSpec {
     pub gated: bool,
     /// Relative position bias (T5), added to scores.
     pub relative_bias: Option<RelativeBiasSpec>,
-    /// Whether K has no bias where Q and V have one (Whisper).
+    /// True if K has no bias where Q and V have one (Whisper).
     pub no_k_bias: bool,
-    /// Whether V is K before QK norm and RoPE.
+    /// True if V is K before QK norm and RoPE.
     pub tie_kv: bool,
     /// Cross-attention to the encoder's output, with the same heads, biases and scale. It runs between this block and
     /// the FFN, with a norm in front of it.
@@ -251,12 +251,12 @@ impl GatedDeltaSpec {
 pub enum QkNormSpec {
     /// No QK norm.
     None,
-    /// Per head, without weights.
+    /// Norm of each head, without weights.
     Plain,
-    /// Per head, the same weights for all.
+    /// Norm of each head, with the same weights for all.
     PerHead,
-    /// Per head, with weights of its own.
+    /// Norm of each head, with its own weights.
     HeadWeights,
-    /// Over all heads of a token at once.
+    /// Norm over all heads of a token at once.
     AllHeads,
 }

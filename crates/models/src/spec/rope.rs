@@ -24,12 +24,12 @@ pub enum Scaling {
     None,
     /// Linear: all positions are divided.
     Linear {
-        /// The divisor.
+        /// Divisor of the positions.
         factor: f64,
     },
     /// Dynamic NTK: the base grows with the context that the table is built for, once that exceeds the original one.
     Dynamic {
-        /// How fast the base grows.
+        /// Growth of the base with the context.
         factor: f64,
         /// The original context.
         original: usize,
@@ -49,9 +49,9 @@ pub enum Scaling {
     Yarn(Yarn),
     /// LongRoPE (Phi-3): a divisor per frequency, one set for the original context, one for longer ones.
     Long {
-        /// For contexts up to the original one.
+        /// Factors for contexts up to the original one.
         short: Vec<f64>,
-        /// For longer ones.
+        /// Factors for longer contexts.
         long: Vec<f64>,
         /// The original context.
         original: usize,
@@ -83,7 +83,7 @@ pub struct Yarn {
     pub beta_fast: f64,
     /// Rotations below which a frequency is divided.
     pub beta_slow: f64,
-    /// Whether the ends of the interpolation are rounded to whole indices.
+    /// True if the ends of the interpolation are rounded to whole indices.
     pub truncate: bool,
     /// Multiplies cosines and sines.
     pub attention: f64,

@@ -12,6 +12,6 @@ pub struct Seq2SeqSpec {
     pub decoder: DecoderSpec,
     /// Decoder start token.
     pub start: u32,
-    /// Whether encoder and decoder share the token embedding.
+    /// True if encoder and decoder share the token embedding.
     pub shares_embedding: bool,
 }

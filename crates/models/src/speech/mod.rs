@@ -20,9 +20,9 @@ const FILE: &str = "generation_config.json";
 /// Whisper task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Job {
-    /// Text in the spoken language.
+    /// Transcription: text in the spoken language.
     Transcribe,
-    /// Text in English.
+    /// Translation: text in English.
     Translate,
 }
 

@@ -12,7 +12,7 @@ use crate::spec::{Bias, FfnSpec};
 
 /// Rows of a fused tensor that form one matrix: from `first` on, `step` apart.
 #[derive(Clone, Copy)]
-struct Part {
+struct StridedRows {
     rows: usize,
     first: usize,
     step: usize,
@@ -82,10 +82,10 @@ impl<'a, B: Backend> Weights<'a, B> {
         let (names, dim, width) = (self.names(), self.spec().dim, each.width);
         let [ups, downs] = if names.has(Slot::FfnGateUpExpsT) {
             let part = |half: usize| match names.joint {
-                Joint::InTurn => Part { rows: width, first: half * width, step: 1 },
-                Joint::Alternating => Part { rows: width, first: half, step: 2 },
+                Joint::InTurn => StridedRows { rows: width, first: half * width, step: 1 },
+                Joint::Alternating => StridedRows { rows: width, first: half, step: 2 },
             };
-            let whole = Part { rows: dim, first: 0, step: 1 };
+            let whole = StridedRows { rows: dim, first: 0, step: 1 };
             let ups = self.joint((Slot::FfnGateUpExpsT, i), count, dim, &[part(0), part(1)], each.bias)?;
             [ups, self.joint((Slot::FfnDownExps, i), count, width, &[whole], each.bias)?]
         } else if self.has((Slot::FfnGateUpExps, i)) {
@@ -183,7 +183,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         of: (Slot, usize),
         count: usize,
         cols: usize,
-        parts: &[Part],
+        parts: &[StridedRows],
         bias: Bias,
     ) -> Result<Vec<Vec<LinearWeights<B>>>> {
         let name = self.name(of.into())?;
@@ -194,7 +194,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             None => self.joint_transposed(&name, count, (outputs, cols), parts)?,
         };
         let all = self.expert_biases(&format!("{name}_bias"), count, outputs, bias)?;
-        let biases = |part: &Part| {
+        let biases = |part: &StridedRows| {
             let each = all.chunks_exact(outputs.max(1));
             let of_part = |of: &[f32]| {
                 of.iter().copied().skip(part.first).step_by(part.step).take(part.rows).collect::<Vec<_>>()
@@ -215,12 +215,12 @@ impl<'a, B: Backend> Weights<'a, B> {
         name: &str,
         count: usize,
         (outputs, cols): (usize, usize),
-        parts: &[Part],
+        parts: &[StridedRows],
     ) -> Result<Vec<Vec<Weight<B>>>> {
         let (stored, format) = self.stored(name, &[count, cols, outputs])?;
         plain(stored, name, format)?;
         let size = stored.bytes().len() / count.max(1);
-        let part = |e: usize, &Part { rows, first, step }: &Part, stack: &mut Stack<B>| {
+        let part = |e: usize, &StridedRows { rows, first, step }: &StridedRows, stack: &mut Stack<B>| {
             let transpose = Transpose { rows, cols, source_cols: outputs, first, step };
             let (id, from) = (self.id(name, (e, count), cols), &stored.bytes()[e * size..(e + 1) * size]);
             let arrange = |to: &mut [u8]| transpose.bytes(from, to);
@@ -238,7 +238,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         name: &str,
         count: usize,
         (outputs, cols): (usize, usize),
-        parts: &[Part],
+        parts: &[StridedRows],
     ) -> Result<Vec<Vec<Weight<B>>>> {
         let Some((of_codes, of_exponents)) = Pair::shapes(count, outputs, cols) else {
             let why = format!("is quantized by blocks of {BLOCK}, and rows have {cols} weights");
@@ -248,7 +248,7 @@ impl<'a, B: Backend> Weights<'a, B> {
         let codes = self.bytes_of(&blocks, &of_codes)?;
         let exponents = self.bytes_of(&format!("{name}_scales"), &of_exponents)?;
         let pair = Pair { codes, exponents };
-        let part = |e: usize, part: &Part, stack: &mut Stack<B>| {
+        let part = |e: usize, part: &StridedRows, stack: &mut Stack<B>| {
             let rows = (0..part.rows).map(|row| e * outputs + part.first + row * part.step);
             let (id, arrange) = (self.id(&blocks, (e, count), cols), |to: &mut [u8]| pair.rows(rows, to));
             self.permuted_part((codes, name), &id, (Format::MXFP4, part.rows), Some(stack), arrange)
@@ -269,8 +269,8 @@ impl<'a, B: Backend> Weights<'a, B> {
 /// The weights of each expert, made one after another; those of a part make up a stack.
 fn each_part<B: Backend>(
     count: usize,
-    parts: &[Part],
-    make: impl Fn(usize, &Part, &mut Stack<B>) -> Result<Weight<B>>,
+    parts: &[StridedRows],
+    make: impl Fn(usize, &StridedRows, &mut Stack<B>) -> Result<Weight<B>>,
 ) -> Result<Vec<Vec<Weight<B>>>> {
     let mut stacks: Vec<_> = parts.iter().map(|_| Stack::new(count)).collect();
     (0..count)

@@ -56,7 +56,7 @@ impl<B: Backend> Weights<'_, B> {
         Ok(if is_whole { name } else { named(&name) })
     }
 
-    /// Whether the checkpoint has a weight.
+    /// True if the checkpoint has a weight.
     pub(crate) fn has<'n>(&self, of: impl Into<TensorRef<'n>>) -> bool {
         self.weight_name(of).is_ok_and(|name| self.find(&name).is_some())
     }

@@ -14,7 +14,7 @@ pub(super) fn plain(stored: &Stored, name: &str, format: Format) -> Result<()> {
     if format.is_plain() {
         return Ok(());
     }
-    let why = format!("it has a row for each input, and {format} cannot be turned");
+    let why = format!("it has a row for each input, and {format} cannot be transposed");
     Err(LoadError::unsupported(stored.file.path(), format!("tensor {name:?}"), why))
 }
 
@@ -96,7 +96,7 @@ impl Transpose {
     /// Rows written per pass, so that reads stay contiguous.
     const TILE: usize = 64;
 
-    /// Whether the file has exactly `count` elements and the matrix lies within them.
+    /// True if the file has exactly `count` elements and the matrix lies within them.
     pub fn is_within(&self, count: usize) -> bool {
         let last = self.rows.saturating_sub(1).saturating_mul(self.step).saturating_add(self.first);
         last < self.source_cols && self.source_cols.checked_mul(self.cols) == Some(count)

@@ -205,10 +205,10 @@ impl Patient<'_> {
             };
             self.changed((&name, is_read), "dtype", json!(kind), &layer);
             let shape: Vec<u64> = serde_json::from_value(entry["shape"].clone()).unwrap();
-            let turned: Vec<u64> = shape.iter().rev().copied().collect();
+            let transposed: Vec<u64> = shape.iter().rev().copied().collect();
             let flat = vec![flat_len(&shape)];
             let (deeper, huge) = ([&[1], &shape[..]].concat(), [&[1 << 40], &shape[..]].concat());
-            for other in [turned, flat, deeper, huge, vec![0], vec![u64::MAX; 3]] {
+            for other in [transposed, flat, deeper, huge, vec![0], vec![u64::MAX; 3]] {
                 // A single element may have any shape, and the weight of a layer with one output may be a vector.
                 let is_alike = flat_len(&other) == flat_len(&shape)
                     && (flat_len(&shape) == 1 || name.ends_with("shared_expert_gate.weight"));

@@ -1,4 +1,4 @@
-//! The same for GGUF files and for the files beside weights: tokenizers, image preprocessing, pooling.
+//! The same for GGUF files and for the files next to the weights: tokenizers, image preprocessing, pooling.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};

@@ -37,10 +37,10 @@ fn decoder<B: Backend>(b: &B, model: &Model) -> Decoder<B> {
     Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
-type Worn<B> = Option<(Rc<Adapter<B>>, f32)>;
+type ActiveLora<B> = Option<(Rc<Adapter<B>>, f32)>;
 
 /// Logits of all tokens of some prompts in one step, each with or without an adapter.
-fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>)]) -> Vec<Vec<f32>> {
+fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, ActiveLora<B>)]) -> Vec<Vec<f32>> {
     let most = prompts.iter().map(|(ids, _)| ids.len().div_ceil(PAGE)).max().unwrap();
     let shape = [most * prompts.len(), PAGE];
     let layers = decoder.spec().layers.iter();
@@ -48,7 +48,7 @@ fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>
         layers.map(|l| LayerCache::new(b, l, DType::F32, shape, 2 * prompts.len()).unwrap()).collect();
     let mut step = Step { page_len: PAGE, ..Step::default() };
     let mut adapted = Vec::new();
-    for (i, (ids, worn)) in prompts.iter().enumerate() {
+    for (i, (ids, lora)) in prompts.iter().enumerate() {
         let rows = step.tokens.len()..step.tokens.len() + ids.len();
         step.tokens.extend(ids);
         step.outputs.extend(rows.start as u32..rows.end as u32);
@@ -57,7 +57,7 @@ fn logits<B: Backend>(b: &B, decoder: &Decoder<B>, prompts: &[(Vec<u32>, Worn<B>
         if decoder.spec().is_recurrent() {
             step.states.push(StateRows { from: 2 * i as u32, to: 2 * i as u32 + 1 });
         }
-        adapted.extend(worn.clone().map(|(adapter, scale)| LoraRows { rows, adapter, scale }));
+        adapted.extend(lora.clone().map(|(adapter, scale)| LoraRows { rows, adapter, scale }));
     }
     let plan = StepPlan::new(b, step).unwrap().adapted(adapted).unwrap();
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
@@ -123,9 +123,9 @@ impl Case {
     }
 
     /// Largest deviation of the logits from the reference's.
-    fn distance<B: Backend>(&self, b: &B, decoder: &Decoder<B>, worn: &Worn<B>) -> f32 {
+    fn distance<B: Backend>(&self, b: &B, decoder: &Decoder<B>, lora: &ActiveLora<B>) -> f32 {
         let far = self.prompts().into_iter().enumerate().map(|(i, ids)| {
-            let got = logits(b, decoder, &[(ids, worn.clone())]).remove(0);
+            let got = logits(b, decoder, &[(ids, lora.clone())]).remove(0);
             distance(&got, &self.tensors[&format!("prompt{i}.logits")].f32())
         });
         far.fold(0.0, f32::max)
@@ -138,7 +138,7 @@ fn distance(a: &[f32], b: &[f32]) -> f32 {
     far.fold(0.0, f32::max)
 }
 
-fn worn<B: Backend>(b: &B, decoder: &Decoder<B>, path: &Path, scale: f32) -> Worn<B> {
+fn active_lora<B: Backend>(b: &B, decoder: &Decoder<B>, path: &Path, scale: f32) -> ActiveLora<B> {
     let file = AdapterFile::open(path).unwrap_or_else(|e| panic!("{e}"));
     let adapter = decoder.adapter(b, &file).unwrap_or_else(|e| panic!("{e}"));
     assert!(adapter.bytes() <= file.bytes(), "{} {}", adapter.bytes(), file.bytes());
@@ -167,7 +167,7 @@ fn every_case_on<B: Backend>(b: &B, slack: f32) {
                     assert!(why.contains("in_proj_ba"), "{why}");
                     continue;
                 }
-                let far = case.distance(b, &decoder, &worn(b, &decoder, &path, 1.0));
+                let far = case.distance(b, &decoder, &active_lora(b, &decoder, &path, 1.0));
                 println!("{:<16} {far:.2e} of {:.0e}, {}", case.name, case.tolerance(), path.display());
                 assert!(far <= slack * case.tolerance(), "{}, {}: off by {far}", case.name, model.display());
                 seen += 1;
@@ -183,9 +183,9 @@ fn mutants_are_told_apart() {
     let b = cpu();
     for case in Case::all() {
         let decoder = decoder(&b, &open(&golden(case.base())));
-        let stronger = worn(&b, &decoder, &case.folder(), 1.5);
-        for (mutant, worn) in [("without", None), ("half_as_much_again", stronger)] {
-            let (far, want) = (case.distance(&b, &decoder, &worn), case.moved(mutant));
+        let stronger = active_lora(&b, &decoder, &case.folder(), 1.5);
+        for (mutant, lora) in [("without", None), ("half_as_much_again", stronger)] {
+            let (far, want) = (case.distance(&b, &decoder, &lora), case.moved(mutant));
             assert!(far > 100.0 * case.tolerance(), "{}, {mutant}: {far}", case.name);
             assert!((far - want).abs() < 0.01 * want, "{}, {mutant}: {far}, the reference {want}", case.name);
         }
@@ -211,12 +211,12 @@ fn together_is_alone_on_a_gpu() {
 
 fn together_is_alone_on<B: Backend>(b: &B, model: &Model, names: [&str; 2]) {
     let decoder = decoder(b, model);
-    let adapters = names.map(|name| worn(b, &decoder, &golden("adapters").join(name), 1.0));
+    let adapters = names.map(|name| active_lora(b, &decoder, &golden("adapters").join(name), 1.0));
     let prompts = Case::read(names[0]).prompts();
     let weaker = adapters[0].as_ref().map(|(by, _)| (by.clone(), 0.25));
     let kinds = [None, adapters[0].clone(), adapters[1].clone(), weaker, None, adapters[0].clone()];
-    let all: Vec<(Vec<u32>, Worn<B>)> =
-        kinds.into_iter().enumerate().map(|(i, worn)| (prompts[i % 3].clone(), worn)).collect();
+    let all: Vec<(Vec<u32>, ActiveLora<B>)> =
+        kinds.into_iter().enumerate().map(|(i, lora)| (prompts[i % 3].clone(), lora)).collect();
     let together = logits(b, &decoder, &all);
     for (i, (one, got)) in all.iter().zip(&together).enumerate() {
         let alone = logits(b, &decoder, std::slice::from_ref(one)).remove(0);
@@ -241,8 +241,8 @@ fn each_layer_alone_counts() {
             let (Some(layer), &[rows, cols]) = (tensor.strip_suffix(".weight"), &stored.shape[..]) else {
                 continue;
             };
-            let turned = model.family.hf_names.layout == Layout::Columns;
-            copied.pair(layer, if turned { [cols, rows] } else { [rows, cols] });
+            let transposed = model.family.hf_names.layout == Layout::Columns;
+            copied.pair(layer, if transposed { [cols, rows] } else { [rows, cols] });
             match decoder.adapter(&b, &AdapterFile::open(&copied.0).unwrap()) {
                 Ok(adapter) => {
                     layers.push(layer);

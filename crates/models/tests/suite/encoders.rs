@@ -430,7 +430,7 @@ fn refusals() {
     insta::assert_snapshot!(refused("modernbert", "global_attn_every_n_layers", json!(0)), @"DIR/config.json: global_attn_every_n_layers: is 0");
 }
 
-/// Files beside a model set the pooling (sentence-transformers modules); unsupported settings are refused.
+/// Files next to a model set the pooling (sentence-transformers modules); unsupported settings are refused.
 #[test]
 fn sentence_settings() {
     let module = |kind: &str, path: &str| json!({ "type": format!("sentence_transformers.models.{kind}"), "path": path });

@@ -539,7 +539,7 @@ fn dynamic_rotations_at_all_lengths() {
     }
 }
 
-/// Whether the converted file of a model, with a recipe if one is given, gives bitwise the model's logits.
+/// True if the converted file of a model, with a recipe if one is given, gives bitwise the model's logits.
 fn is_same_in_a_file(name: &str, recipe: Option<&str>) -> bool {
     let mut model = open(&golden(name));
     model.recipe = recipe.map(|recipe| recipe.parse().unwrap());

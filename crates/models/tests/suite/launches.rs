@@ -69,7 +69,7 @@ fn states<B: Backend>(decoder: &Decoder<B>, sequences: u32) -> Vec<StateRows> {
     (0..sequences).map(|i| StateRows { from: 2 * i, to: 2 * i + 1 }).collect()
 }
 
-/// The launches of one step: a prompt of three tokens beside a sequence at its fifth token.
+/// The launches of one step: a prompt of three tokens together with a sequence at its fifth token.
 fn launches<B: Backend>(b: &B, model: &Model) -> Vec<Launch> {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let cache = cache(b, &decoder, DType::F32);
@@ -171,7 +171,7 @@ fn launch_table_of_a_gpu() {
 /// Upper bound of a layer's dispatches: a plain layer's plus those of its extras.
 fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     let behind = 2 * usize::from(layer.order == Order::Sandwich);
-    let bent = usize::from(!layer.ffn.expert().gated);
+    let activation = usize::from(!layer.ffn.expert().gated);
     // In place of two dispatches, the router's two, four for all experts, and a norm and a scale of its own.
     let of_experts = |experts: ExpertsSpec| {
         let own = usize::from(experts.router_norm) + usize::from(experts.expert_scale);
@@ -181,7 +181,7 @@ fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     // Per-layer embedding, layer scale.
     let more = 4 * usize::from(model.spec.per_layer_dim.is_some()) + usize::from(layer.layer_scale);
     let mixer = match &layer.mixer {
-        // Value norm and copying it back, and attention gates, which are a fourth part beside queries, keys and values.
+        // Value norm and copying it back, and attention gates, which are a fourth part next to queries, keys and values.
         Mixer::Attention(AttentionSpec { v_norm, gated, second_rope, .. }) => {
             9 + 2 * usize::from(*v_norm) + 2 * usize::from(*gated) + usize::from(second_rope.is_some())
         }
@@ -192,7 +192,7 @@ fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
         // Norm, four projections fused in two, causal convolution in two, QK norm, the recurrence, gated norm, output.
         Mixer::GatedDelta(_) => 14,
     };
-    mixer + behind + bent + experts + more
+    mixer + behind + activation + experts + more
 }
 
 /// The device's counters before and after a decode step of one token with sampling.

@@ -117,8 +117,8 @@ impl Case {
             Some(x) => {
                 let (bands, frames, all) = (x.shape[1], x.shape[2], x.f32());
                 let frame = |t: usize| (0..bands).map(move |band| (band, t));
-                let turned = (0..frames).flat_map(frame).map(|(band, t)| all[band * frames + t]);
-                (vec![], turned.collect())
+                let transposed = (0..frames).flat_map(frame).map(|(band, t)| all[band * frames + t]);
+                (vec![], transposed.collect())
             }
         }
     }

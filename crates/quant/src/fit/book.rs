@@ -87,7 +87,7 @@ impl Group {
 pub(crate) struct Signed;
 
 impl Signed {
-    /// Without a constraint on the signs.
+    /// Makes one without a constraint on the signs.
     pub(crate) fn free(weights: &[f32; 256], care: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
         let mut unit = Unit::new(&finite(weights), care);
         let mut signs = [0; 32];
@@ -136,18 +136,18 @@ impl BookFit {
 }
 
 /// Weights that share a scale, and their products with each entry of each codebook.
-struct Part<'a, const M: usize> {
+struct ScaleGroup<'a, const M: usize> {
     books: &'a [Book<M>],
-    /// Per codebook, the groups of weights.
+    /// Groups of weights of each codebook.
     groups: Vec<Vec<Group>>,
 }
 
-impl<'a, const M: usize> Part<'a, M> {
-    fn new(books: &'a [Book<M>], x: &[f32], care: &[f32]) -> Part<'a, M> {
+impl<'a, const M: usize> ScaleGroup<'a, M> {
+    fn new(books: &'a [Book<M>], x: &[f32], care: &[f32]) -> ScaleGroup<'a, M> {
         let of = |book: &Book<M>| {
             x.chunks_exact(M).zip(care.chunks_exact(M)).map(|(x, care)| book.group(x, care)).collect()
         };
-        Part { books, groups: books.iter().map(of).collect() }
+        ScaleGroup { books, groups: books.iter().map(of).collect() }
     }
 
     /// The largest gain of any codebook with that scale, and which codebook it is.
@@ -187,7 +187,7 @@ pub(crate) fn fit_books<const M: usize>(
     of: f32,
 ) -> BookFit {
     let each = unit.x.chunks_exact(groups * M).zip(unit.care.chunks_exact(groups * M));
-    let parts: Vec<Part<'_, M>> = each.map(|(x, care)| Part::new(books, x, care)).collect();
+    let parts: Vec<ScaleGroup<'_, M>> = each.map(|(x, care)| ScaleGroup::new(books, x, care)).collect();
     let ideal: Vec<f32> =
         parts.iter().zip(unit.x.chunks_exact(groups * M)).map(|(part, x)| part.ideal(x)).collect();
     let largest = ideal.iter().fold(0.0, |largest: f32, s| largest.max(*s));
@@ -220,7 +220,7 @@ pub(crate) fn fit_books<const M: usize>(
 }
 
 /// The odd factor of `step` near the ideal scale with the largest gain: the gain, the factor, and the codebook.
-fn factor<const M: usize>(part: &Part<'_, M>, ideal: f32, step: f32, top: u8) -> (f32, u8, u8) {
+fn factor<const M: usize>(part: &ScaleGroup<'_, M>, ideal: f32, step: f32, top: u8) -> (f32, u8, u8) {
     let near = if step == 0.0 { 0.0 } else { (ideal / step / 2.0).min(255.0) } as u8;
     let mut best = (f32::NEG_INFINITY, 1, 0);
     for half in near.saturating_sub(1)..=near + 1 {

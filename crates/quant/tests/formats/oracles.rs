@@ -132,7 +132,7 @@ fn nvfp4_is_the_specifications() {
 }
 
 proptest! {
-    /// They differ in storage only.
+    /// TQ1_0 and TQ2_0 differ in storage only.
     #[test]
     fn tq1_0_is_tq2_0(weights in prop::collection::vec(-3f32..3.0, 256)) {
         let [one, two] = [Format::TQ1_0, Format::TQ2_0].map(|f| unpacked(f, &packed(f, &weights)));

@@ -18,7 +18,7 @@ use crate::state::Server;
 /// A classification request.
 struct ClassifyRequest {
     inputs: Vec<Item>,
-    /// Whether scores become probabilities (activation applied).
+    /// True if scores become probabilities (activation applied).
     activated: bool,
     classes: Classes,
     model: String,

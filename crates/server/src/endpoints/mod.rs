@@ -79,12 +79,12 @@ pub(crate) struct Endpoint {
     speech: Option<Handler<ServedSpeech>>,
     /// Handler for all kinds of model.
     pub(crate) every: Option<Handler<dyn Model>>,
-    /// Whether it is what its kind of model is for.
+    /// True if it is what its kind of model is for.
     is_task: bool,
     /// Route at which other kinds of model say what they do instead; if `None` they do not know its path.
     pub(crate) refused_at: Option<&'static str>,
     access: Access,
-    /// Whether the page at `/` lists it.
+    /// True if the page at `/` lists it.
     pub(crate) on_start_page: bool,
 }
 
@@ -116,7 +116,7 @@ pub(crate) trait Kind: Model + Sized {
     /// The word before the last of its tasks: `or` where each model has only one of them.
     const CONJUNCTION: &'static str = "and";
 
-    /// Its handler of an endpoint.
+    /// Handler of an endpoint for this kind of model.
     fn handler(endpoint: &Endpoint) -> Option<Handler<Self>>;
 }
 
@@ -185,7 +185,7 @@ impl Endpoint {
         Endpoint { speech: Some(handler), ..self }
     }
 
-    /// All models answer it.
+    /// Adds the handler for every kind of model.
     const fn every(self, handler: Handler<dyn Model>) -> Endpoint {
         Endpoint { every: Some(handler), ..self }
     }
@@ -249,7 +249,7 @@ impl Method {
     }
 }
 
-/// Whether requests to a path need no API key.
+/// True if requests to a path need no API key.
 pub(crate) fn is_open(path: &str, settings: &Settings) -> bool {
     ENDPOINTS.iter().filter(|endpoint| endpoint.path == path).any(|endpoint| match endpoint.access {
         Access::Key => false,

@@ -36,9 +36,9 @@ pub(crate) struct FollowedChoice {
     pub(crate) record: Option<AnswerRecord>,
     /// Decodes the answer's tokens to find their text offsets, if log-probabilities were requested.
     pub(crate) offsets: Option<Detokenizer>,
-    /// How to split off reasoning, if the model marks it.
+    /// Splits off reasoning, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
-    /// Whether it is the first choice of its prompt.
+    /// True if it is the first choice of its prompt.
     pub(crate) first: bool,
 }
 
@@ -118,7 +118,7 @@ impl Answers {
         &self.totals
     }
 
-    /// Whether all choices have ended and every event was returned.
+    /// True if all choices have ended and every event was returned.
     pub(crate) fn ended(&self) -> bool {
         self.peeked.is_none() && self.choices.iter().all(|choice| choice.events.is_none())
     }

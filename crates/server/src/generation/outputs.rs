@@ -54,7 +54,7 @@ pub(crate) struct Token {
 pub(crate) struct Totals {
     /// Prompt tokens, each prompt counted once.
     pub(crate) prompt: usize,
-    /// Of those, tokens from the prefix cache.
+    /// Prompt tokens from the prefix cache.
     pub(crate) cached: usize,
     pub(crate) new: usize,
     /// Of `new`, tokens of reasoning, where that can be told.

@@ -33,13 +33,13 @@ pub(crate) struct Generation {
     pub(crate) logprobs: Option<usize>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
-    /// Whether a stream reports prefill progress.
+    /// True if a stream reports prefill progress.
     progress: bool,
     stops: Vec<String>,
     stop_tokens: Vec<u32>,
     ignore_end: bool,
     salt: Option<String>,
-    /// Whether its pages are kept from the disk cache.
+    /// True if its pages are kept from the disk cache.
     unsaved: bool,
     seed: Option<i64>,
     temperature: Option<f32>,
@@ -52,7 +52,7 @@ pub(crate) struct Generation {
     frequency_penalty: Option<f32>,
     bias: Vec<(u32, f32)>,
     lora: Option<LoraSelection>,
-    /// How to split reasoning from the answers, if the model marks it.
+    /// Splits reasoning from the answers, if the model marks it.
     pub(crate) reasoned: Option<Reasoned>,
 }
 

@@ -95,7 +95,7 @@ impl Messages {
         tokens.ok_or_else(|| ApiError::far_too_long("messages", limit))
     }
 
-    /// How to split reasoning from the answer to these prompt tokens, where the model marks it.
+    /// Splits reasoning from the answer to these prompt tokens, if the model marks it.
     pub(crate) fn reasoned(
         &self,
         templates: Option<&ChatTemplates>,
@@ -122,7 +122,7 @@ impl Messages {
     }
 }
 
-/// Whether a message alone has far more than `limit` tokens. Then the chat need not be rendered, which takes several
+/// True if a message alone has far more than `limit` tokens. Then the chat need not be rendered, which takes several
 /// times its memory. Assistant messages are exempt: templates drop their reasoning, so they may fit all the same.
 fn exceeds(message: &Value, tokenizer: &Tokenizer, limit: usize) -> bool {
     let of = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default();
@@ -239,7 +239,7 @@ fn text_part(path: String, part: Value) -> Result<String, ApiError> {
     Ok(content)
 }
 
-/// Whether the value is an empty list.
+/// True if the value is an empty list.
 pub(crate) fn is_empty_list(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }

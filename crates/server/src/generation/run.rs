@@ -34,9 +34,9 @@ const STEP: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
-    /// Its text, where the answer echoes it.
+    /// Text of the prompt, where the answer echoes it.
     pub(crate) echo: Option<String>,
-    /// Whether it is all text, for which other tokens would do as well: not tokens that the caller gave, nor tokens that
+    /// True if it is all text, for which other tokens would do as well: not tokens that the caller gave, nor tokens that
     /// stand for an image.
     pub(crate) is_text: bool,
 }
@@ -248,7 +248,7 @@ impl AnswerMemory {
         ctx.claim.grow((wanted.min(room) + self.scored(requests)) * bytes_per_token).await
     }
 
-    /// Prompt tokens that are echoed with log-probabilities.
+    /// Number of prompt tokens that are echoed with log-probabilities.
     fn scored(&self, requests: &[ChoiceRequest]) -> usize {
         let requests = requests.iter().map(|choice| &choice.request);
         requests.filter(|request| request.score_prompt).map(|request| request.prompt.len()).sum()

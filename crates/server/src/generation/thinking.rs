@@ -10,7 +10,7 @@ use crate::parse::fields::{Fields, wrong};
 /// Reasoning options of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Thinking {
-    /// How much to reason, and the field that says so.
+    /// The reasoning effort, and the field that sets it.
     level: Option<(String, Level)>,
     pub(crate) output: ReasoningOutput,
 }
@@ -33,13 +33,13 @@ pub(crate) enum ReasoningOutput {
     Inline,
 }
 
-/// How to split reasoning from an answer.
+/// Splitting of reasoning from an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Reasoned {
     pub(crate) splitter: Splitter,
     /// Special tokens that mark reasoning, which must be decoded to text.
     pub(crate) marks: Vec<u32>,
-    /// Whether reasoning is sent.
+    /// True if reasoning is sent.
     pub(crate) is_sent: bool,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Reasoned {
 const HARMLESS: [&str; 5] =
     ["enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "keep_thinking"];
 
-/// Whether any client may pass this value to a template.
+/// True if any client may pass this value to a template.
 pub(crate) fn is_harmless(name: &str, value: &Value) -> bool {
     match value {
         Value::Bool(_) => HARMLESS.contains(&name),

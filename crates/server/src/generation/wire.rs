@@ -26,7 +26,7 @@ pub(crate) struct Envelope {
     pub(crate) created: u64,
     pub(crate) model: String,
     pub(crate) wants_tokens: bool,
-    /// Whether a last chunk reports the usage.
+    /// True if a last chunk reports the usage.
     pub(crate) include_usage: bool,
 }
 

@@ -20,9 +20,9 @@ use tokio::time::{sleep, timeout};
 use crate::http::connection_table::{ConnectionTable, SlotGuard};
 use crate::http::socket::{MAX_HEADER_BYTES, MAX_HEADERS, Socket, turn_away};
 
-/// How long a request's headers may take, and how long a connection may stay idle.
+/// Time limit for a request's headers, and for an idle connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long connections have to send their answers when the server ends.
+/// Time that connections have to send their answers when the server ends.
 const FLUSH: Duration = Duration::from_secs(2);
 /// Pause after a failed accept, which mostly means that no file descriptors are left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(20);

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 const STALLED: Duration = Duration::from_secs(5);
 /// Minimum time between log lines that the table is full.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// How often a waiting connection looks for one to close.
+/// Interval at which a waiting connection looks for one to close.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Values of [`Seat::waits_for`].
@@ -38,7 +38,7 @@ struct State {
     of: HashMap<IpAddr, usize>,
     evicted: u64,
     refused: u64,
-    /// When the log was last told that the table is full.
+    /// Time of the last log line that the table is full.
     last_logged: Option<Instant>,
 }
 
@@ -47,19 +47,19 @@ struct State {
 pub(crate) struct ConnectionSlot {
     address: IpAddr,
     waits_for: AtomicU8,
-    /// Whether its client does not read what it is sent.
+    /// True if its client does not read what it is sent.
     blocked: AtomicBool,
-    /// Whether the client understands interim (1xx) responses.
+    /// True if the client understands interim (1xx) responses.
     has_interim: AtomicBool,
-    /// Whether the answer is a chunked event stream.
+    /// True if the answer is a chunked event stream.
     is_stream: AtomicBool,
-    /// Whether any of the answer to the last request has been sent; true before the first request.
+    /// True if any of the answer to the last request has been sent; true before the first request.
     is_answering: AtomicBool,
     begun: Instant,
-    /// When its client last sent or read something, in milliseconds since `begun`.
+    /// Time at which its client last sent or read something, in milliseconds since `begun`.
     active: AtomicU64,
     evicted: AtomicBool,
-    /// Whether to close it only if it is still idle when it learns of that.
+    /// True to close it only if it is still idle when it learns of that.
     only_if_idle: AtomicBool,
     evicted_signal: Notify,
 }
@@ -270,7 +270,7 @@ impl ConnectionSlot {
         self.is_answering.store(true, Ordering::Relaxed);
     }
 
-    /// Whether no request waits for its answer to begin.
+    /// True if no request waits for its answer to begin.
     pub(crate) fn is_answered(&self) -> bool {
         self.is_answering.load(Ordering::Relaxed)
     }
@@ -301,22 +301,22 @@ impl ConnectionSlot {
         self.waits_for.store(IDLE, Ordering::Release);
     }
 
-    /// Whether the server works on a request whose body it has.
+    /// True if the server works on a request whose body it has.
     pub(crate) fn is_working(&self) -> bool {
         self.waits_for.load(Ordering::Acquire) == WORKING
     }
 
-    /// Whether a body is being read.
+    /// True if a body is being read.
     pub(crate) fn is_arriving(&self) -> bool {
         self.waits_for.load(Ordering::Acquire) == ARRIVING
     }
 
-    /// Whether there is no request.
+    /// True if there is no request.
     pub(crate) fn is_idle(&self) -> bool {
         self.waits_for.load(Ordering::Acquire) == IDLE
     }
 
-    /// Whether it can be closed for another; the lowest goes first: idle ones, then the one without progress for
+    /// True if it can be closed for another; the lowest goes first: idle ones, then the one without progress for
     /// longest.
     fn eviction_order(&self, now: u64) -> Option<(bool, u64)> {
         let active = self.active.load(Ordering::Relaxed);

@@ -15,7 +15,7 @@ use crate::Settings;
 use crate::errors::{ApiError, quoted};
 use crate::http::origin::{self, ANY};
 
-/// Most refused hosts and origins that are logged, once each. Beyond that somebody invents them, and no setting is
+/// Most refused hosts and origins that are logged, once each. Beyond that they are made up, and no setting is
 /// wrong.
 const MAX_HINTS: usize = 16;
 
@@ -37,7 +37,7 @@ pub(crate) struct Reader(HeaderValue);
 /// The caller, as far as callers are told apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// There are no keys, or only one.
+    /// Any caller, as there are no API keys or only one.
     #[default]
     Anyone,
     /// The holder of this one of several keys.
@@ -189,7 +189,7 @@ fn same(given: &[u8], known: &[u8]) -> bool {
     different == 0
 }
 
-/// Whether this is a CORS preflight request.
+/// True if this is a CORS preflight request.
 pub(crate) fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }

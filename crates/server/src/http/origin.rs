@@ -20,7 +20,7 @@ const PROGRAMS: [&str; 8] = [
 /// Suffixes that nobody can register: they resolve to this machine or its own network.
 const NEAR: [&str; 5] = [".local", ".internal", ".lan", ".home.arpa", ".localhost"];
 
-/// Whether an origin is a page of this machine itself: a program's, or one of a server beside this one.
+/// True if an origin is a page of this machine itself: a program's, or one of another server on it.
 ///
 /// `null` is not: pages from anywhere can have it.
 pub(crate) fn is_local(origin: &str) -> bool {
@@ -40,7 +40,7 @@ pub(crate) fn is_local(origin: &str) -> bool {
     web && loopback(name)
 }
 
-/// Whether a host is a name in this machine's own network. Names without a dot and those with a suffix in [`NEAR`] are
+/// True if a host is a name in this machine's own network. Names without a dot and those with a suffix in [`NEAR`] are
 /// in no public zone, so no web page can be served under them and rebound to point here.
 pub(crate) fn is_near(host: &str) -> bool {
     let far = host.contains('.') && !NEAR.iter().any(|end| host.len() > end.len() && host.ends_with(end));
@@ -53,7 +53,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= 253 && text.bytes().all(plain)
 }
 
-/// Whether requests can have this host; the error says what to give instead.
+/// Fails if requests cannot have this host; the error says what to give instead.
 pub(crate) fn check_host(host: &str) -> Result<(), String> {
     let lower = host.to_ascii_lowercase();
     let bare = lower.split_once("://").map_or(lower.as_str(), |(_, rest)| rest);
@@ -81,7 +81,7 @@ pub(crate) fn check_host(host: &str) -> Result<(), String> {
     }
 }
 
-/// Whether requests can have this origin; the error says what to give instead.
+/// Fails if requests cannot have this origin; the error says what to give instead.
 pub(crate) fn check_origin(origin: &str) -> Result<(), String> {
     let wrong = |instead: String| Err(format!("--allow-origin {origin}: {instead}"));
     if origin == ANY || origin == "null" {

@@ -22,9 +22,9 @@ use crate::request_id::unique;
 /// Most headers of a request, and most bytes of them with its path.
 pub(crate) const MAX_HEADERS: usize = 100;
 pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
-/// How long a client may read nothing of what it is sent.
+/// Time that a client may go without reading what it is sent.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often to check whether a half-closed client is gone altogether.
+/// Interval of checks whether a half-closed client is gone altogether.
 const POLL_INTERVAL: Duration = Duration::from_millis(40);
 /// HTTP/2 connection preface.
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -39,13 +39,13 @@ pub(crate) struct Socket {
     connection: Arc<ConnectionSlot>,
     /// Times out when nothing could be sent.
     write_timeout: Option<Pin<Box<Sleep>>>,
-    /// Whether the client has closed its sending side.
+    /// True if the client has closed its sending side.
     ended: bool,
-    /// When to check again whether it is gone.
+    /// Time of the next check whether it is gone.
     next_poll: Option<Pin<Box<Sleep>>>,
-    /// Whether a probe was sent.
+    /// True if a probe was sent.
     probed: bool,
-    /// Whether everything written so far was flushed.
+    /// True if everything written so far was flushed.
     flushed: bool,
     /// Bytes of [`HTTP2_PREFACE`] matched at the start of the stream; `None` once that is decided.
     preface: Option<usize>,

@@ -56,7 +56,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
 struct Limits {
     /// Bytes that values may still take.
     left: usize,
-    /// Whether the limit was exceeded.
+    /// True if the limit was exceeded.
     full: bool,
     twice: Option<String>,
 }

@@ -50,7 +50,7 @@ pub(super) struct Macro {
     pub(super) name: Arc<str>,
     /// Names with their defaults.
     pub(super) parameters: Vec<(Arc<str>, Option<Expr>)>,
-    /// Whether the body reads `varargs` (additional positional arguments), and `kwargs` (additional named ones).
+    /// True if the body reads `varargs` (additional positional arguments), and `kwargs` (additional named ones).
     pub(super) takes_more: bool,
     pub(super) takes_named: bool,
     pub(super) body: Body,

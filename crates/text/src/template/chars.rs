@@ -55,7 +55,7 @@ pub(super) fn digit_of(c: char) -> Option<u32> {
     Some((u32::from(c) - u32::from(first)) % 10)
 }
 
-/// Whether the text is an identifier (`str.isidentifier`).
+/// True if the text is an identifier (`str.isidentifier`).
 pub(super) fn is_identifier(text: &str) -> bool {
     let mut chars = text.chars();
     chars.next().is_some_and(|c| c == '_' || XID_START.has(c)) && chars.all(|c| XID_CONTINUE.has(c))

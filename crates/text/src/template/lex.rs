@@ -45,7 +45,7 @@ struct Lexer<'s> {
     source: &'s str,
     at: usize,
     line: u32,
-    /// Whether the last thing read ended a line.
+    /// True if the last thing read ended a line.
     at_line_start: bool,
     out: Vec<Token>,
 }

@@ -68,7 +68,7 @@ const CHANGES: [&str; 12] = [
     "discard",
 ];
 
-/// Whether the value has a method of this name.
+/// True if the value has a method of this name.
 pub(super) fn has(value: &Value, name: &str) -> bool {
     match value {
         Value::Str(_) => TEXT.contains(&name),
@@ -81,7 +81,7 @@ pub(super) fn has(value: &Value, name: &str) -> bool {
     }
 }
 
-/// Whether Python has a mutating method of this name for the value.
+/// True if Python has a mutating method of this name for the value.
 pub(super) fn changes(value: &Value, name: &str) -> bool {
     match value {
         Value::List(list) => list.of.kind == Kind::List && CHANGES.contains(&name),

@@ -51,7 +51,7 @@ const MOST_MEMORY: usize = 256 << 20;
 /// Base work budget of a run, in units of about a nanosecond: steps, and bytes that are inspected or copied. About half
 /// a second for a small chat; most templates take a thousandth of it.
 const LEAST_WORK: u64 = 1 << 29;
-/// Additional budget per byte of memory that the chat takes: some templates look back over all messages at each
+/// Additional work budget per byte of memory that the chat takes: some templates look back over all messages at each
 /// message.
 const WORK_PER_BYTE: u64 = 1 << 10;
 /// Upper bound of the budget, however long the chat is: some seconds.
@@ -117,7 +117,7 @@ pub struct Chat<'a> {
     pub tools: Option<&'a Json>,
     /// A list of documents that the model may cite.
     pub documents: Option<&'a Json>,
-    /// How the rendered text ends.
+    /// End of the rendered text.
     pub ending: Ending,
     /// Additional variables of the template (`chat_template_kwargs`).
     pub values: &'a Map<String, Json>,
@@ -125,7 +125,7 @@ pub struct Chat<'a> {
     pub now: Now,
 }
 
-/// How a rendered chat ends.
+/// End of a rendered chat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// After the last message.
@@ -173,7 +173,7 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template reads a variable of this name, which the values of a chat may set.
+    /// True if the template reads a variable of this name, which the values of a chat may set.
     pub fn reads(&self, name: &str) -> bool {
         // The source has been parsed before, so lexing it does not fail.
         let tokens = lex::tokens(&self.source).unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::tokenizer::{Around, Special, TokenizeError, Tokenizer, Written};
 /// shields nothing.
 const ESCAPED_MARK: &str = "\\ufdd0";
 
-/// How a rendered chat is encoded.
+/// Special tokens in the encoding of a rendered chat.
 const RENDERED: Special = Special { around: Around::Omitted, written: Written::Shielded };
 
 /// Why a chat cannot be made into a prompt.

@@ -88,7 +88,7 @@ pub(super) enum Object {
     Joiner { between: Value, used: bool },
 }
 
-/// How the execution of a body ended.
+/// Outcome of the execution of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Next,

@@ -13,7 +13,7 @@ pub(super) struct Spec {
     pub(super) fill: Option<char>,
     pub(super) align: Option<char>,
     pub(super) sign: Option<char>,
-    /// Whether the prefix of the base is written, and the decimal point in any case (`#`).
+    /// True if the prefix of the base is written, and the decimal point in any case (`#`).
     pub(super) alternate: bool,
     pub(super) zero: bool,
     pub(super) width: usize,

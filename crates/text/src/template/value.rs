@@ -253,7 +253,7 @@ impl List {
         List { items, kind, depth }
     }
 
-    /// Whether it is a list or a tuple, whose items have indices.
+    /// True if it is a list or a tuple, whose items have indices.
     pub(super) fn is_plain(&self) -> bool {
         matches!(self.kind, Kind::List | Kind::Tuple | Kind::Group)
     }
@@ -495,7 +495,7 @@ fn escape(c: char, out: &mut String) {
     };
 }
 
-/// Whether Python's `repr` shows the character as it is: not separators, controls, or format, private-use and
+/// True if Python's `repr` shows the character as it is: not separators, controls, or format, private-use and
 /// unassigned characters.
 pub(super) fn is_printable(c: char) -> bool {
     c == ' ' || !(c.is_control() || is_space(c) || UNSEEN.has(c))

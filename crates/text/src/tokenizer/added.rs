@@ -17,16 +17,16 @@ const MOST_BYTES: usize = 4 << 20;
 pub(super) struct AddedToken {
     pub(super) id: u32,
     pub(super) content: String,
-    /// Whether it is a special (control) token rather than text.
+    /// True if it is a special (control) token rather than text.
     pub(super) special: bool,
-    /// Whether it matches only where no word character is adjacent.
+    /// True if it matches only where no word character is adjacent.
     pub(super) single_word: bool,
-    /// Whether a match also consumes the white space before (`lstrip`) and after it (`rstrip`).
+    /// True if a match also consumes the white space before (`lstrip`) and after it (`rstrip`).
     pub(super) lstrip: bool,
     pub(super) rstrip: bool,
     /// The token's normalised text, if it is matched in the normalised text; `None` if it is matched in the raw text.
     pub(super) normalized: Option<String>,
-    /// Whether it decodes to its own text, bypassing the byte-level decoder.
+    /// True if it decodes to its own text, bypassing the byte-level decoder.
     pub(super) verbatim: bool,
 }
 
@@ -150,7 +150,7 @@ impl Added {
         self.tokens.values()
     }
 
-    /// Whether decoding hides a token that decodes from `decoded` when special tokens are hidden.
+    /// True if decoding hides a token that decodes from `decoded` when special tokens are hidden.
     pub(super) fn is_hidden(&self, decoded: &str) -> bool {
         self.hidden.contains(decoded)
     }
@@ -247,7 +247,7 @@ pub(super) mod shield {
 
     const MARK: char = '\u{FDD0}';
 
-    /// Whether a mark precedes the byte offset `at`.
+    /// True if a mark precedes the byte offset `at`.
     pub(super) fn covers(text: &str, at: usize) -> bool {
         text[..at].chars().rev().take_while(|c| *c == MARK).count() % 2 == 1
     }

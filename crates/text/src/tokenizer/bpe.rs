@@ -30,11 +30,11 @@ struct Strangers {
 pub(super) struct Options {
     /// The token for characters that have none.
     pub(super) unknown: Option<u32>,
-    /// Whether a run of unknown characters becomes one token (`fuse_unk`).
+    /// True if a run of unknown characters becomes one token (`fuse_unk`).
     pub(super) fuse: bool,
-    /// Whether unknown characters become byte tokens if the vocabulary has those (`byte_fallback`).
+    /// True if unknown characters become byte tokens if the vocabulary has those (`byte_fallback`).
     pub(super) bytes: bool,
-    /// Whether a word that is a token is used without merging (`ignore_merges`).
+    /// True if a word that is a token is used without merging (`ignore_merges`).
     pub(super) words_first: bool,
     /// Prefix of every character that does not start a word (`continuing_subword_prefix`).
     pub(super) inner: String,
@@ -43,7 +43,7 @@ pub(super) struct Options {
     pub(super) dialect: Dialect,
 }
 
-/// How irregular merge lists are interpreted.
+/// Interpretation of irregular merge lists.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// A merge of pieces that are not tokens is an error; of two equal merges the later wins.
@@ -108,7 +108,7 @@ impl Bpe {
         &self.options
     }
 
-    /// Whether every text becomes tokens, none of which stands for more bytes than its own text has.
+    /// True if every text becomes tokens, none of which stands for more bytes than its own text has.
     pub(super) fn takes_all(&self, vocab: &Vocab) -> bool {
         let bytes = || (0..=255).all(|byte| vocab.spoken(char_of(byte).encode_utf8(&mut [0; 4])).is_some());
         let Options { unknown, fuse, .. } = &self.options;

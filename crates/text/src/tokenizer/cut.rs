@@ -70,7 +70,7 @@ pub(super) enum Behavior {
 pub(super) struct Words {
     text: String,
     ends: Vec<u32>,
-    /// Whether the first word starts where the whole text starts.
+    /// True if the first word starts where the whole text starts.
     at_start: bool,
 }
 
@@ -229,7 +229,7 @@ impl Cutter {
         field.parts("pretokenizers")?.iter().map(Step::read).collect::<Result<_>>().map(Cutter)
     }
 
-    /// Whether every byte of the text ends up in some word.
+    /// True if every byte of the text ends up in some word.
     pub(super) fn keeps_all(&self) -> bool {
         self.0.iter().all(|step| match step {
             Step::Bert | Step::Delimiter(_) | Step::Whitespace | Step::WhitespaceSplit => false,

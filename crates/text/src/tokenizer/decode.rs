@@ -16,11 +16,11 @@ use super::unicode::{byte_token, from_byte_chars};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) text: String,
-    /// Whether it is the first chunk of its token.
+    /// True if it is the first chunk of its token.
     pub(super) opens: bool,
-    /// Whether it is the last chunk of its token.
+    /// True if it is the last chunk of its token.
     pub(super) closes: bool,
-    /// Whether the token decodes to its own text, bypassing the byte-level decoder.
+    /// True if the token decodes to its own text, bypassing the byte-level decoder.
     pub(super) verbatim: bool,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Strip {
     pub(super) content: char,
     pub(super) start: usize,
     pub(super) stop: usize,
-    /// How many may still be removed at the start, and the characters that may have to be removed at the end.
+    /// Number that may still be removed at the start, and the characters that may have to be removed at the end.
     left: usize,
     held: VecDeque<char>,
 }
@@ -260,7 +260,7 @@ impl Stage {
         }
     }
 
-    /// Whether in the middle of a text a token adds the same bytes whatever is around it.
+    /// True if in the middle of a text a token adds the same bytes whatever is around it.
     pub(super) fn add_bytes(stages: &[Stage]) -> bool {
         let mut is_fused = false;
         stages.iter().all(|stage| match stage {

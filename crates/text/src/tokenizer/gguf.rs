@@ -445,7 +445,7 @@ impl Strips {
         )
     }
 
-    /// Whether the token consumes the white space before it (`lstrip`) and after it (`rstrip`).
+    /// True if the token consumes the white space before it (`lstrip`) and after it (`rstrip`).
     fn sides(&self, text: &str) -> (bool, bool) {
         match self {
             Strips::None => (false, false),

@@ -140,7 +140,7 @@ pub(super) fn merges(path: &Path) -> Result<Vec<(String, String)>> {
 }
 
 impl Tokenizer {
-    /// Whether the folder has a file that a tokenizer can be read from.
+    /// True if the folder has a file that a tokenizer can be read from.
     pub fn is_in(folder: &Path) -> bool {
         Source::find(folder).is_some()
     }
@@ -176,7 +176,7 @@ impl Tokenizer {
         }
     }
 
-    /// Reads the bytes of a `tokenizer.json`. `config`, the `tokenizer_config.json` beside it, names the BOS and EOS
+    /// Reads the bytes of a `tokenizer.json`. `config`, the `tokenizer_config.json` next to it, names the BOS and EOS
     /// tokens; without it BOS is taken from the template and EOS found by name. `path` is for error messages.
     pub fn from_json(path: &Path, json: &[u8], config: Option<&Value>) -> Result<Tokenizer> {
         let bad = |field: &str, e: serde_json::Error| FileError::bad(path, field, e);

@@ -27,7 +27,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a text has far more than `most` tokens. Only checks prefixes, and only of texts so long that it is
+    /// True if a text has far more than `most` tokens. Only checks prefixes, and only of texts so long that it is
     /// likely.
     pub fn exceeds(&self, text: &str, special: Special, most: usize) -> bool {
         let (mut stretch, margin) = (most.saturating_mul(STRETCH).max(SHORTEST), most / 4 + 64);

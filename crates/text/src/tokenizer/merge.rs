@@ -142,7 +142,7 @@ impl Seams {
     }
 }
 
-/// Whether merging a word that is a token yields that token. Computed on first use.
+/// Tokens that merging their own text yields. Each is computed on first use.
 #[derive(Debug)]
 pub(super) struct Wholes(Box<[AtomicU8]>);
 

@@ -16,7 +16,7 @@ use super::pre::QWEN2;
 const CLIP: &str = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+";
 
 impl Tokenizer {
-    /// Reads the bytes of a `vocab.json` and the text of the `merges.txt` beside it.
+    /// Reads the bytes of a `vocab.json` and the text of the `merges.txt` next to it.
     pub(super) fn from_merges(
         path: &Path,
         vocab: &[u8],

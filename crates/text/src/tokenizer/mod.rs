@@ -61,7 +61,7 @@ pub const MOST_TEXT: usize = 32 << 20;
 /// Maximum bytes of the normalised text.
 const MOST_GROWN: usize = 256 << 20;
 
-/// How encoding handles special tokens.
+/// Treatment of special tokens in encoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Special {
     /// The tokens that the model expects around a text (BOS, EOS).
@@ -394,12 +394,12 @@ impl Tokenizer {
         self.parts.eos
     }
 
-    /// Whether encoding with [`Around::Added`] puts BOS in front.
+    /// True if encoding with [`Around::Added`] puts BOS in front.
     pub fn adds_bos(&self) -> bool {
         self.bos().is_some_and(|bos| self.parts.frame.before().next() == Some(bos))
     }
 
-    /// Whether this token ends generation: end of text, or end of the model's turn.
+    /// True if this token ends generation: end of text, or end of the model's turn.
     pub fn ends_generation(&self, id: u32) -> bool {
         self.ends.contains(&id)
     }
@@ -416,7 +416,7 @@ impl Tokenizer {
         Tokenizer { ends: Arc::new(ends), ..self }
     }
 
-    /// Whether this is a special (control) token rather than text.
+    /// True if this is a special (control) token rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         self.parts.added.get(id).is_some_and(|token| token.special)
     }

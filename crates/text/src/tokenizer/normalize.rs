@@ -71,14 +71,14 @@ pub(super) enum Form {
 #[derive(Debug)]
 pub(super) struct SentencePiece {
     pub(super) table: Option<Charsmap>,
-    /// Whether a space is put before the text (`add_space_prefix`).
+    /// True if a space is put before the text (`add_space_prefix`).
     pub(super) prefix: bool,
-    /// Whether runs of spaces are collapsed and those at the ends dropped (`remove_extra_whitespaces`).
+    /// True if runs of spaces are collapsed and those at the ends dropped (`remove_extra_whitespaces`).
     pub(super) squeeze: bool,
 }
 
 impl Normalizer {
-    /// Whether text is composed (NFC).
+    /// True if text is composed (NFC).
     pub(super) fn composes(&self) -> bool {
         self.0.iter().any(|step| matches!(step, Step::Form(Form::Nfc)))
     }

@@ -40,7 +40,7 @@ enum Engine {
 #[derive(Debug, Clone, Copy)]
 struct Spaces {
     at: usize,
-    /// Whether the next alternative matches a single space.
+    /// True if the next alternative matches a single space.
     one_follows: bool,
 }
 

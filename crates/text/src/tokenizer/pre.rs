@@ -15,11 +15,11 @@ pub(super) struct Pre {
     /// Each pattern splits the words that the previous ones left.
     patterns: &'static [&'static str],
     pub(super) alphabet: Alphabet,
-    /// Whether a word that is a token is used without merging (`ignore_merges`).
+    /// True if a word that is a token is used without merging (`ignore_merges`).
     pub(super) words_first: bool,
     /// Default of `add_bos_token`.
     pub(super) adds_bos: bool,
-    /// Whether text is normalised to NFC before it is split. GGUF files do not store it, and llama.cpp does not do it;
+    /// True if text is normalised to NFC before it is split. GGUF files do not store it, and llama.cpp does not do it;
     /// the models' own tokenizers do, and the models were trained on their output.
     pub(super) composes: bool,
 }

@@ -1,4 +1,4 @@
-//! Whether lists of tokens have the same text, although it is divided in other places.
+//! Comparison of lists of tokens by their text, although it is divided in other places.
 
 use super::decode::Stage;
 use super::{Model, Tokenizer};

@@ -26,9 +26,9 @@ struct File<'a> {
     model: u64,
     byte_fallback: bool,
     charsmap: &'a [u8],
-    /// Whether a space is put before a text (`add_dummy_prefix`).
+    /// True if a space is put before a text (`add_dummy_prefix`).
     prefix: bool,
-    /// Whether spaces at the ends are dropped and runs of spaces collapsed (`remove_extra_whitespaces`).
+    /// True if spaces at the ends are dropped and runs of spaces collapsed (`remove_extra_whitespaces`).
     squeeze: bool,
     /// The ids of the unknown, BOS and EOS tokens. Negative if there is none.
     ids: [i64; 3],
@@ -123,7 +123,7 @@ fn parse_piece(bytes: &[u8]) -> std::result::Result<(&str, f32, Kind), String> {
 }
 
 impl Tokenizer {
-    /// Reads the bytes of a `tokenizer.model`. What it lacks comes from the files beside it, or from the tokenizer
+    /// Reads the bytes of a `tokenizer.model`. What it lacks comes from the files next to it, or from the tokenizer
     /// class.
     pub(super) fn from_sentencepiece(path: &Path, bytes: &[u8], configs: &ConfigFiles) -> Result<Tokenizer> {
         if configs.class().is_some_and(|class| !CLASSES.contains(&class)) {

@@ -14,11 +14,11 @@ pub(super) struct Spm {
     ranks: Vec<u32>,
     bytes: Box<[Option<u32>; 256]>,
     pub(super) unknown: Option<u32>,
-    /// Whether a run of unknown text becomes one token rather than one for each byte.
+    /// True if a run of unknown text becomes one token rather than one for each byte.
     fuse: bool,
     seams: Option<Seams>,
     wholes: Wholes,
-    /// Whether a word that is a token is used without merging.
+    /// True if a word that is a token is used without merging.
     words_first: bool,
 }
 
@@ -57,7 +57,7 @@ impl Spm {
         }
     }
 
-    /// Whether every text becomes tokens, none of which stands for more bytes than its own text has.
+    /// True if every text becomes tokens, none of which stands for more bytes than its own text has.
     pub(super) fn takes_all(&self) -> bool {
         !self.fuse || self.bytes.iter().all(Option::is_some)
     }

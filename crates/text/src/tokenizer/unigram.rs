@@ -7,7 +7,7 @@ use super::{TokenizeError, shorten};
 /// Maximum bytes of a token. Each position of a text costs up to this many steps.
 pub(super) const LONGEST: usize = 1024;
 
-/// How much lower the score of an unknown character is than the worst token's.
+/// Amount by which an unknown character's score is below the worst token's.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 /// Scores, and how characters without a token are handled.
@@ -56,7 +56,7 @@ impl Unigram {
         Unigram { bytes: Some(vocab.bytes()), ..self }
     }
 
-    /// Whether every text becomes tokens, none of which stands for more bytes than its own text has.
+    /// True if every text becomes tokens, none of which stands for more bytes than its own text has.
     pub(super) fn takes_all(&self) -> bool {
         self.bytes.as_ref().is_some_and(|bytes| bytes.iter().all(Option::is_some))
     }

@@ -35,7 +35,7 @@ pub(super) struct Report {
     rows: usize,
     /// Widths of the table's columns.
     widths: [usize; 9],
-    /// Whether any test was faster than the memory can be read.
+    /// True if any test was faster than the memory can be read.
     in_cache: bool,
 }
 
@@ -50,7 +50,7 @@ impl Report {
         Ok(Report { table, rows: 0, widths, in_cache: false })
     }
 
-    /// Whether a person reads the output as it comes.
+    /// True if a person reads the output as it comes.
     pub(super) fn is_shown(&self) -> bool {
         self.table == Table::Md
     }
@@ -118,7 +118,7 @@ const WIDTHS: [usize; 9] = [30, 10, 10, 10, 7, 15, 20, 9, 11];
 /// Index of the column of tests.
 const TEST: usize = 5;
 
-/// Whether decode was faster than the memory can be read.
+/// True if decode was faster than the memory can be read.
 fn is_in_cache(row: &Row<'_>) -> bool {
     let (mean, _) = mean_and_deviation(&speeds(row));
     row.test.generated > 0 && is_cpu(row) && mean > row.bound

@@ -82,7 +82,7 @@ impl Given {
         if !fits || tensor.dtype() != Dtype::F32 || shape.contains(&0) {
             let (have, kind) = (tensor.shape(), tensor.dtype());
             let why =
-                format_args!("tensor {name:?} is {kind:?}{have:?}; F32 of shape [count, {shape:?}] is due");
+                format_args!("tensor {name:?} is {kind:?}{have:?}; expected F32 of shape [count, {shape:?}]");
             return Err(self.wrong(why));
         }
         let numbers: Vec<f32> = tensor.data().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
@@ -105,7 +105,7 @@ impl Given {
             };
             if !alike || !rows.iter().zip(&masks).all(behind) {
                 let why =
-                    format_args!("tensor {mask:?}: ones and then zeros are due, for each row of {name}");
+                    format_args!("tensor {mask:?}: expected ones and then zeros for each row of {name}");
                 return Err(self.wrong(why));
             }
         }

@@ -20,7 +20,7 @@ use lines::Lines;
 /// A command of the chat.
 struct Known {
     name: &'static str,
-    /// Its arguments.
+    /// Arguments of the command.
     takes: &'static str,
     does: &'static str,
 }
@@ -29,7 +29,7 @@ const fn known(name: &'static str, takes: &'static str, does: &'static str) -> K
     Known { name, takes, does }
 }
 
-/// All commands.
+/// All commands of a chat.
 static COMMANDS: &[Known] = &[
     known("/set", "NAME VALUE", "change a setting; /set alone lists them"),
     known("/show", "", "the settings, and the conversation"),

@@ -10,7 +10,7 @@ use crate::chat::flags::Think;
 use crate::settings::random;
 use crate::{Failed, terminal};
 
-/// All settings.
+/// All settings of `/set`.
 static SETTINGS: &[Known] = &[
     known("temperature", "X", "0 always picks the most likely token (greedy); also temp"),
     known("top-k", "N", "keep only the N most likely tokens; 0 keeps all"),

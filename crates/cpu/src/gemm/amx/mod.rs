@@ -15,7 +15,7 @@ use super::tiles::GemmTask;
 use crate::pack::{CHUNK, SUBBLOCK};
 use crate::quantize::MANY;
 
-/// Whether tiles are the faster way: not for few rows, a partial chunk, or short runs with float scales.
+/// True if tiles are the faster way: not for few rows, a partial chunk, or short runs with float scales.
 pub(crate) fn takes(t: &GemmTask<'_>) -> bool {
     let shape = t.layout.shape;
     let short = !shape.has_int_scales() && shape.run < SUBBLOCK;

@@ -28,12 +28,12 @@ pub(crate) const LOST_LATE: u32 = 18;
 pub(crate) struct Faulty {
     trace: Trace,
     lost: Cell<bool>,
-    /// Whether the next wait fails.
+    /// True if the next wait fails.
     fails: Cell<bool>,
-    /// Whether it computes only what is waited for, and then.
+    /// True if it computes only what is waited for, and then.
     late: bool,
     launched: Launched,
-    /// Whether the logits after a token depend on it. Otherwise they are all equal.
+    /// True if the logits after a token depend on it. Otherwise they are all equal.
     chained: bool,
     /// If there are permits, a step takes one before it is launched.
     permits: Option<Receiver<()>>,

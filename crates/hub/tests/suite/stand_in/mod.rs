@@ -29,7 +29,7 @@ impl Ask {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// Whether it requests the content of `file`.
+    /// True if it requests the content of `file`.
     pub(crate) fn gets(&self, file: &str) -> bool {
         self.method == "GET" && self.path.ends_with(&format!("/{file}"))
     }
@@ -191,7 +191,7 @@ impl StandIn {
         pull(&self.settings(), cache, name, &mut |_| ())
     }
 
-    /// How often the content of `file` was requested, on both servers.
+    /// Number of requests for the content of `file`, on both servers.
     pub(crate) fn downloads(&self, file: &str) -> usize {
         // A large file costs one request to each.
         self.hub.asked().iter().filter(|a| a.gets(file)).count()

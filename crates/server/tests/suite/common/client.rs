@@ -159,7 +159,7 @@ pub(crate) fn read_until(stream: &mut TcpStream, text: &str) -> Vec<u8> {
     all
 }
 
-/// Whether `all` is a complete answer with a `content-length`.
+/// True if `all` is a complete answer with a `content-length`.
 fn complete(all: &[u8]) -> bool {
     let Some(end) = all.windows(4).position(|w| w == b"\r\n\r\n") else { return false };
     let head = String::from_utf8_lossy(&all[..end]).to_lowercase();

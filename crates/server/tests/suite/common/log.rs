@@ -26,7 +26,7 @@ pub(crate) fn listen() {
     ONCE.get_or_init(|| tracing::subscriber::set_global_default(Log).unwrap());
 }
 
-/// The lines so far.
+/// All log lines so far.
 pub(crate) fn lines() -> Vec<Line> {
     LINES.lock().unwrap().clone()
 }

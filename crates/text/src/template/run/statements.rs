@@ -352,7 +352,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether `value` is this very text (the same allocation).
+/// True if `value` is this very text (the same allocation).
 fn is(value: &Value, text: &Rc<Metered<Text>>) -> bool {
     matches!(value, Value::Str(other) if Rc::ptr_eq(other, text))
 }

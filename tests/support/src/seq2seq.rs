@@ -1,4 +1,4 @@
-//! Small models that take in all of a text or a sound and then write: goldens' weights, and tokenizers of ours.
+//! Folders of small encoder-decoder models (T5, Whisper): the goldens' weights with tokenizers made here.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! Attention speed, next to the machine's limits measured in the same minute.
 //!
-//! `attend_speed [isa=avx512] [threads=2] [kv=f16] [q=16] [heads=8] [dim=128] [page=16] [runs=7] [only=decode]`
+//! `attend_speed [isa=avx512] [threads=2] [kv=f16] [q=16] [heads=8] [dim=128] [values=keys] [page=16] [runs=7] [only=decode]`
 
 use std::error::Error;
 use std::time::Instant;
@@ -18,6 +18,8 @@ struct Bench {
     cpu: Cpu,
     dtype: DType,
     heads: Heads,
+    /// The values are the keys, as in MLA (`q=16 heads=1 dim=576 values=keys`).
+    keys_as_values: bool,
     page: usize,
     runs: usize,
     spec: AttnSpec<Cpu>,
@@ -26,12 +28,13 @@ struct Bench {
 /// K and V of one layer.
 struct Layer {
     k: Tensor<Cpu>,
-    v: Tensor<Cpu>,
+    /// None if the values are the keys.
+    v: Option<Tensor<Cpu>>,
 }
 
 impl Layer {
     fn kv(&self) -> LayerKv<'_, Cpu> {
-        LayerKv { k: &self.k, v: Some(&self.v) }
+        LayerKv { k: &self.k, v: self.v.as_ref() }
     }
 }
 
@@ -70,6 +73,11 @@ fn times(runs: usize, mut run: impl FnMut() -> Outcome<()>) -> Outcome<(f64, f64
 }
 
 impl Bench {
+    /// Tensors of a layer's cache.
+    fn tensors(&self) -> usize {
+        if self.keys_as_values { 1 } else { 2 }
+    }
+
     /// A step of `sequences` sequences, each with `rows` tokens after `start` earlier ones.
     fn plan(&self, sequences: usize, start: usize, rows: usize) -> Outcome<StepPlan<Cpu>> {
         let count = (start + rows).div_ceil(self.page);
@@ -90,10 +98,18 @@ impl Bench {
     fn layer(&self, plan: &StepPlan<Cpu>) -> Outcome<(Layer, f64)> {
         let pages: usize = plan.host().spans.iter().map(|s| s.pages.len()).sum();
         let alloc = || self.cpu.alloc(self.dtype, pages, self.page * self.heads.cache_cols(self.dtype));
-        let layer = Layer { k: alloc()?, v: alloc()? };
+        let layer = Layer { k: alloc()?, v: (!self.keys_as_values).then(alloc).transpose()? };
         let (rows, cols) = (plan.host().tokens.len(), self.heads.kv_cols());
         let k = self.cpu.upload(&noise(rows * cols), rows, cols)?;
-        let write = || self.cpu.run(KvWrite { k: &k, v: Some(&k), heads: self.heads, kv: layer.kv(), plan });
+        let write = || {
+            self.cpu.run(KvWrite {
+                k: &k,
+                v: layer.v.as_ref().map(|_| &k),
+                heads: self.heads,
+                kv: layer.kv(),
+                plan,
+            })
+        };
         write()?;
         let begun = Instant::now();
         write()?;
@@ -104,7 +120,8 @@ impl Bench {
     fn decode(&self, sequences: usize, depth: usize) -> Outcome<()> {
         let fill = self.plan(sequences, 0, depth)?;
         let plan = self.plan(sequences, depth - 1, 1)?;
-        let bytes = sequences * depth * self.heads.cache_cols(self.dtype) * 2 * self.dtype.size();
+        let bytes =
+            sequences * depth * self.heads.cache_cols(self.dtype) * self.tensors() * self.dtype.size();
         let mut layers = vec![self.layer(&fill)?.0];
         while layers.len() * bytes < READ {
             let (like, pages) = (&layers[0], layers[0].k.rows());
@@ -113,7 +130,7 @@ impl Bench {
                 self.cpu.copy(&tallow_core::ops::Copy { from, to: &to })?;
                 Ok(to)
             };
-            let layer = Layer { k: copy(&like.k)?, v: copy(&like.v)? };
+            let layer = Layer { k: copy(&like.k)?, v: like.v.as_ref().map(copy).transpose()? };
             layers.push(layer);
         }
         let q = self.cpu.upload(&noise(sequences * self.heads.q_cols()), sequences, self.heads.q_cols())?;
@@ -185,6 +202,7 @@ fn main() -> Outcome<()> {
         cpu: Cpu::new(isa, number("threads", 2)?)?,
         dtype,
         heads: Heads { q: number("q", 16)?, kv: number("heads", 8)?, dim: number("dim", 128)? },
+        keys_as_values: argument("values").as_deref() == Some("keys"),
         page: number("page", 16)?,
         runs: number("runs", 7)?,
         spec: AttnSpec {

@@ -180,8 +180,7 @@ fn keys_as_values() {
         let cpu = Cpu::new(isa, 2).unwrap();
         for (q, kv, dim) in [(1, 1, 128), (12, 2, 16), (17, 1, 34), (40, 1, 72), (3, 1, 33)] {
             for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
-                let case =
-                    |values| Case { heads: Heads { q, kv, dim }, dtype, window: Some(300), values };
+                let case = |values| Case { heads: Heads { q, kv, dim }, dtype, window: Some(300), values };
                 for (page_len, start, chunk) in [(16, 0, LEN), (32, 595, 1), (24, 570, 15)] {
                     let [both, keys] = [Values::Copied, Values::Keys]
                         .map(|values| case(values).rows(&cpu, page_len, start, chunk));

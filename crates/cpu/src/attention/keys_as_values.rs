@@ -5,21 +5,26 @@
 
 use super::BLOCK;
 
-/// Elements that are transposed together: their keys are in L1.
-const TOGETHER: usize = 8;
+/// Elements of a slot that are stored together.
+const TOGETHER: usize = 4;
 
-/// Lays out the values of a widened block of keys: from [dim, BLOCK] to [BLOCK, dim].
+/// Lays out the values of a block of keys: from [dim, BLOCK] to [BLOCK, dim].
 #[inline(always)]
-pub(super) fn floats(keys: &[f32], dim: usize, values: &mut [f32]) {
+pub(super) fn transpose<E: bytemuck::Pod>(keys: &[E], dim: usize, values: &mut [E]) {
     let (keys, values) = (&keys[..BLOCK * dim], &mut values[..BLOCK * dim]);
-    let whole = dim / TOGETHER * TOGETHER;
-    for (d, keys) in (0..whole).step_by(TOGETHER).zip(keys.chunks_exact(TOGETHER * BLOCK)) {
-        for (i, values) in values.chunks_exact_mut(dim).enumerate() {
-            let to = &mut values[d..d + TOGETHER];
-            (0..TOGETHER).for_each(|e| to[e] = keys[e * BLOCK + i]);
+    for (d, keys) in (0..dim).step_by(TOGETHER).zip(keys.chunks_exact(TOGETHER * BLOCK)) {
+        // Interleaved in registers, then stored.
+        let mut lines = [[E::zeroed(); TOGETHER]; BLOCK];
+        for i in 0..BLOCK {
+            for e in 0..TOGETHER {
+                lines[i][e] = keys[e * BLOCK + i];
+            }
+        }
+        for (values, line) in values.chunks_exact_mut(dim).zip(lines) {
+            values[d..d + TOGETHER].copy_from_slice(&line);
         }
     }
-    for d in whole..dim {
+    for d in dim / TOGETHER * TOGETHER..dim {
         (0..BLOCK).for_each(|i| values[i * dim + d] = keys[d * BLOCK + i]);
     }
 }
@@ -73,7 +78,7 @@ mod tests {
         for dim in [1, 7, 8, 20, 576] {
             let keys: Vec<f32> = (0..dim * BLOCK).map(|i| i as f32).collect();
             let mut values = vec![-1.0; dim * BLOCK];
-            floats(&keys, dim, &mut values);
+            transpose(&keys, dim, &mut values);
             for (at, value) in values.iter().enumerate() {
                 assert_eq!(*value, keys[at % dim * BLOCK + at / dim], "element {at} of {dim}");
             }

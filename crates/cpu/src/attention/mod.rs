@@ -42,7 +42,7 @@ use tallow_core::Heads;
 use bytes::{Bytes, FromBytes};
 pub(crate) use codes::{magnitude, scale_of, to_f8, to_i8};
 use floats::Floats;
-use page::{Bring, Direct, InPages, Segment, Wide};
+use page::{Bring, Direct, InPages, Keys, Segment, Wide};
 pub(crate) use page::{PageLayout, Pages, Spread};
 use paired::Paired;
 pub(crate) use paired::flush_tiny;
@@ -247,9 +247,9 @@ impl AttendTask<'_> {
         self.scale * std::f32::consts::LOG2_E
     }
 
-    /// Whether the pages are read in place: that beats copying them, and values lie there as values do.
+    /// True if reading the pages in place beats copying them.
     pub(crate) fn direct(&self) -> bool {
-        self.v.is_some() && self.page_len.is_multiple_of(BLOCK) && self.count() < MANY
+        self.page_len.is_multiple_of(BLOCK) && self.count() < MANY
     }
 }
 
@@ -272,10 +272,18 @@ pub(crate) unsafe fn attend_as_is<S: Weight, E: InPages>(
     stage: &Stage<'_>,
     scratch: &mut Vec<f32>,
 ) {
-    let mut buffers = SegmentScratch::new(scratch, t.count(), t.heads.dim, false);
-    if let (Some(k), Some(v)) = (E::of(t.k), t.v.and_then(E::of)) {
-        // SAFETY: the scratch has the sizes that the function expects; the caller guarantees the instruction set.
-        unsafe { run::<S, Floats<E>, _>(t, stage, &mut buffers.work, Direct { k, v }) }
+    let SegmentScratch { v: copy, mut work, .. } =
+        SegmentScratch::new(scratch, t.count(), t.heads.dim, t.v.is_none());
+    let Some(k) = E::of(t.k) else { return };
+    // SAFETY: the scratch has the sizes that the functions expect; the caller guarantees the instruction set.
+    unsafe {
+        match t.v.and_then(E::of) {
+            Some(v) => run::<S, Floats<E>, _>(t, stage, &mut work, Direct { k, v }),
+            None => {
+                let v = bytemuck::cast_slice_mut(copy);
+                run::<S, Floats<E>, _>(t, stage, &mut work, Keys { k, v });
+            }
+        }
     }
 }
 
@@ -283,12 +291,16 @@ pub(crate) unsafe fn attend_as_is<S: Weight, E: InPages>(
 #[inline(always)]
 pub(crate) unsafe fn attend_bf16<S: Weight>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let SegmentScratch { k: copy_k, v: copy_v, mut work } =
-        SegmentScratch::new(scratch, t.count(), t.heads.dim, !t.direct());
+        SegmentScratch::new(scratch, t.count(), t.heads.dim, !t.direct() || t.v.is_none());
     // SAFETY: the scratch has the sizes that the functions expect; the caller guarantees the instruction set.
     unsafe {
         match (t.k, t.v) {
             (Pages::BF16(k), Some(Pages::BF16(v))) if t.direct() => {
                 run::<S, Paired<_>, _>(t, stage, &mut work, Direct { k, v });
+            }
+            (Pages::BF16(k), None) if t.direct() => {
+                let v = bytemuck::cast_slice_mut(copy_v);
+                run::<S, Paired<_>, _>(t, stage, &mut work, Keys { k, v });
             }
             _ => {
                 run::<S, Paired<_>, _>(t, stage, &mut work, Wide::Copied { k: copy_k, v: copy_v });

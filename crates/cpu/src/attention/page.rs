@@ -254,6 +254,38 @@ impl<E: bytemuck::Pod> Bring for Direct<'_, E> {
     }
 }
 
+/// Keys read in place, where the page length is a multiple of a block, and their transpose as values.
+pub(super) struct Keys<'a, E> {
+    pub k: Mat<'a, E>,
+    /// Buffer for the values: [BLOCKS, BLOCK, dim]
+    pub v: &'a mut [E],
+}
+
+impl<E: bytemuck::Pod> Bring for Keys<'_, E> {
+    type E = E;
+
+    #[inline(always)]
+    unsafe fn load_kv<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<E> {
+        let (dim, last) = (t.heads.dim, (t.len - 1) / BLOCK);
+        let layout = t.layout();
+        let block = |i: usize| {
+            let (page, slot) = t.slot((index * BLOCKS + i).min(last) * BLOCK);
+            &self.k.row(page)[layout.block(t.head, slot)..][..BLOCK * dim]
+        };
+        let k = std::array::from_fn(|i| block(i).as_ptr());
+        for (i, v) in self.v.chunks_exact_mut(BLOCK * dim).take(BLOCKS).enumerate() {
+            if index * BLOCKS + i <= last {
+                keys_as_values::transpose(block(i), dim, v);
+            }
+        }
+        let v = std::array::from_fn(|i| match i < BLOCKS {
+            true => self.v[i * BLOCK * dim..].as_ptr(),
+            false => k[i],
+        });
+        Segment { k, v, near: true }
+    }
+}
+
 /// Segments of `f32` elements: the cache's own, or widened.
 pub(super) enum Wide<'a> {
     /// `f32` pages, read in place.
@@ -307,7 +339,7 @@ unsafe fn widen<S: Simd>(t: &AttendTask<'_>, index: usize, k: &mut [f32], v: &mu
                 t.k.read::<S>(page, at, k);
                 match &t.v {
                     Some(pages) => pages.read::<S>(page, at, v),
-                    None => keys_as_values::floats(k, dim, v),
+                    None => keys_as_values::transpose(k, dim, v),
                 }
                 continue;
             }

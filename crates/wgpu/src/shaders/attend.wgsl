@@ -13,6 +13,10 @@ override ROWS_AT_ONCE: u32;
 // Positions per tile, and per segment.
 override TILE: u32;
 override SEGMENT: u32;
+#if KEYS_AS_VALUES
+// Words of each key of a tile that are in workgroup memory at a time.
+override CHUNK: u32;
+#endif
 
 var<workgroup> queries: array<f32, ROWS * DIM>;
 var<workgroup> weights: array<f32, ROWS * TILE>;
@@ -27,10 +31,8 @@ var<workgroup> total_sums: array<f32, ROWS>;
 var<workgroup> factors: array<vec2<f32>, ROWS>;
 var<workgroup> tile_pages: array<u32, TILE>;
 #if KEYS_AS_VALUES
-// Words of each of the tile's keys at a time, and a row's stride, which spreads rows over memory banks.
-override CHUNK: u32;
-override CHUNK_STRIDE: u32 = CHUNK + 1u;
-var<workgroup> keys: array<u32, TILE * CHUNK_STRIDE>;
+// Words of each of the tile's keys. Rows have one word more, which spreads them over memory banks.
+var<workgroup> keys: array<u32, TILE * (CHUNK + 1u)>;
 #endif
 
 // Relative position bias of a query head's score of `position`, for a query at position `at`.
@@ -139,7 +141,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
           let j = i / CHUNK;
           let w = word + i % CHUNK;
           if (w < DIM / PACK && tile + j < segment_to) {
-            keys[j * CHUNK_STRIDE + i % CHUNK] = k_load(tile_pages[j], key_at(wg.y, w, (tile + j) % PAGE_LEN));
+            keys[j * (CHUNK + 1u) + i % CHUNK] = k_load(tile_pages[j], key_at(wg.y, w, (tile + j) % PAGE_LEN));
           }
         }
         workgroupBarrier();
@@ -149,7 +151,7 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
           let i = id + #{S}u * 128u;
           var e = i / TILE * DIM + word * PACK;
           for (var w = 0u; w < words; w++) {
-            let k = unpack_kv(keys[i % TILE * CHUNK_STRIDE + w]);
+            let k = unpack_kv(keys[i % TILE * (CHUNK + 1u) + w]);
             sum_#{S} = fma(queries[e], k.x, sum_#{S});
             if (PACK >= 2u) { sum_#{S} = fma(queries[e + 1u], k.y, sum_#{S}); }
             if (PACK == 4u) { sum_#{S} = fma(queries[e + 3u], k.w, fma(queries[e + 2u], k.z, sum_#{S})); }

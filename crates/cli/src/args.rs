@@ -171,6 +171,12 @@ pub(crate) struct Serve {
     /// What was not used for the longest time is removed first.
     #[arg(long, value_name = "MIB")]
     pub cache_disk_size: Option<u64>,
+    /// Keep pages that a GPU's prefix cache evicts in the host's memory, up to so many MiB
+    ///
+    /// They are loaded from there in place of being computed again. On the CPU the cache is in that memory already, and this is
+    /// ignored with a warning. With --cache-disk it comes first.
+    #[arg(long, value_name = "MIB", alias = "cram")]
+    pub cache_ram: Option<u64>,
     /// Another name for the model; may be given several times
     #[arg(short = 'a', long, value_name = "NAME", alias = "served-model-name")]
     pub alias: Vec<String>,

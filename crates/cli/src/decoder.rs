@@ -63,11 +63,23 @@ impl LoadedModel {
                 // it.
                 self.text_codec()?;
             }
+            if devices.iter().any(|device| !device.is_cpu()) {
+                memory::check_ram_cache(config.ram_cache)?;
+            }
             quantized(&self.model).for_each(|note| say(&note));
-            on_one_of(&devices, why, plan, say, |device, plan| {
+            let (started, ram_cache) = on_one_of(&devices, why, plan, say, |device, plan| {
                 self.slow().into_iter().for_each(|why| say(&Notice::Slow(why)));
-                self.start_on(device, plan, config, names.clone())
-            })
+                Ok((self.start_on(device, plan, config, names.clone())?, plan.ram_cache))
+            })?;
+            if ram_cache > 0 {
+                started
+                    .cache_in_ram(ram_cache)
+                    .map_err(|why| Failed::new(format!("--cache-ram: {why}")))?;
+            } else if config.ram_cache > 0 {
+                let why = "--cache-ram is for GPUs, and ignored: on the CPU the KV cache is in the host's memory already";
+                say(&Notice::Slow(why.into()));
+            }
+            Ok(started)
         });
         self.after_text_codec(handle)
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tallow_checkpoint::digest;
 use tallow_checkpoint::map::Mapping;
-use tallow_engine::disk_cache::{DiskCacheError, DiskCacheSettings};
+use tallow_engine::cache_tier::{DiskCacheSettings, TierError};
 use tallow_engine::handle::EngineHandle;
 use tallow_models::Model;
 
@@ -45,7 +45,7 @@ impl DiskCache {
     ) -> Result<(), Failed> {
         let identity = identity(model, config, api_keys)?;
         match handle.cache_on_disk(DiskCacheSettings { folder: self.folder, bytes: self.bytes, identity }) {
-            Err(why @ DiskCacheError::InUse(_)) => {
+            Err(why @ TierError::InUse(_)) => {
                 tracing::warn!("--cache-disk: {why}; this one keeps no pages on disk");
                 Ok(())
             }

@@ -49,6 +49,10 @@ pub(crate) struct Plan {
     /// Name of the device.
     pub device: String,
     pub memory: Option<Memory>,
+    /// RAM cache: pages evicted from the device, in the host's memory.
+    pub ram_cache: u64,
+    /// True if the device's memory is that of the host.
+    pub shares_memory: bool,
 }
 
 /// Tokens per page of the KV cache.
@@ -78,6 +82,7 @@ impl Plan {
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
         loop {
             let plan = Plan::of(model, config, context.clone(), memory).capturing(model, device);
+            let plan = plan.caching(config.ram_cache, device);
             let draft = draft.map_or(0, |draft| plan.of_draft(draft, config.batch.value));
             let plan = Plan { device: device.to_string(), draft, ..plan };
             if asked.is_some() || plan.fits() || context.value / 2 < LEAST_CONTEXT {
@@ -98,7 +103,28 @@ impl Plan {
         let weights = model.weight_bytes() as u64;
         let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
         let (adapters, device) = (config.adapter_room as u64, String::new());
-        Plan { weights, draft: 0, adapters, kv, workspace, context, made_for, slots, shape, device, memory }
+        let (draft, ram_cache, shares_memory) = (0, 0, false);
+        Plan {
+            weights,
+            draft,
+            adapters,
+            kv,
+            workspace,
+            context,
+            made_for,
+            slots,
+            shape,
+            device,
+            memory,
+            ram_cache,
+            shares_memory,
+        }
+    }
+
+    /// Adds a RAM cache of so many bytes, which the CPU has no use for: its KV cache is in the same memory.
+    fn caching(self, bytes: u64, device: &Device) -> Plan {
+        let ram_cache = if device.is_cpu() { 0 } else { bytes };
+        Plan { ram_cache, shares_memory: device.info().traits().shares_memory, ..self }
     }
 
     /// Adds the memory of captured decode steps, on a device that captures them: small steps use that of large ones where it
@@ -148,6 +174,8 @@ impl Plan {
             shape,
             device: name,
             memory,
+            ram_cache: 0,
+            shares_memory: device.info().traits().shares_memory,
         };
         plan.capturing(model, device)
     }
@@ -183,6 +211,8 @@ impl Plan {
             shape,
             device: device.to_string(),
             memory: device.info().memory(),
+            ram_cache: 0,
+            shares_memory: device.info().traits().shares_memory,
         }
     }
 
@@ -207,12 +237,15 @@ impl Plan {
             shape,
             device: device.to_string(),
             memory: device.info().memory(),
+            ram_cache: 0,
+            shares_memory: device.info().traits().shares_memory,
         }
     }
 
-    /// Total bytes.
+    /// Total bytes of the device's memory.
     pub(crate) fn total(&self) -> u64 {
-        let all = [self.weights, self.draft, self.adapters, self.kv, self.workspace];
+        let ram_cache = if self.shares_memory { self.ram_cache } else { 0 };
+        let all = [self.weights, self.draft, self.adapters, self.kv, self.workspace, ram_cache];
         all.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -264,15 +297,32 @@ impl fmt::Display for Plan {
         };
         let (draft, adapters) = (more("draft model", self.draft), more("adapters", self.adapters));
         let free = self.memory.map_or(String::new(), |m| format!(", {} free", size(m.free)));
+        let (shared, beside) = match (self.ram_cache, self.shares_memory) {
+            (0, _) => Default::default(),
+            (bytes, true) => (more("RAM cache", bytes), String::new()),
+            (bytes, false) => (String::new(), format!("; RAM cache {} of the host's memory", size(bytes))),
+        };
         write!(
             f,
-            "{}: weights {} + {draft}{adapters}cache {} ({kv}) + workspace {} = {}{free}",
+            "{}: weights {} + {draft}{adapters}cache {} ({kv}) + {shared}workspace {} = {}{free}{beside}",
             self.device,
             size(self.weights),
             size(self.kv),
             size(self.workspace),
             size(self.total())
         )
+    }
+}
+
+/// Checks that the host has room for a RAM cache of so many bytes.
+pub(crate) fn check_ram_cache(bytes: u64) -> Result<(), Failed> {
+    match Memory::now() {
+        Some(host) if bytes as f64 > host.free as f64 * (1.0 - HEADROOM) => Err(Failed::new(format!(
+            "--cache-ram: {} are asked for, and {} of memory are free",
+            size(bytes),
+            size(host.free)
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -382,6 +432,29 @@ pub(crate) fn trim() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::{OpenOptions, open};
+    use crate::model_name::DEMO;
+    use crate::settings::{Defaults, Flags, Sources, resolve};
+
+    /// A RAM cache is memory of the host: of the device's too if that is the same, and of no use to the CPU.
+    #[test]
+    fn a_ram_cache_is_in_the_plan() {
+        let sources = Sources::read(None).unwrap();
+        let opened = open(DEMO, OpenOptions::new(&sources, true, None).unwrap()).unwrap();
+        let mut config = resolve(&sources, &Flags::default(), &opened.generation, Defaults::API).unwrap();
+        let plain = Plan::new(&opened.model, None, &config, &Device::cpu());
+        config.ram_cache = 1 << 30;
+        assert_eq!(Plan::new(&opened.model, None, &config, &Device::cpu()), plain);
+        let plan = |shares_memory| Plan { ram_cache: 1 << 30, shares_memory, ..plain.clone() };
+        assert_eq!(plan(true).total(), plain.total() + (1 << 30));
+        assert!(plan(true).to_string().contains(" + RAM cache 1.00 GiB + workspace"), "{}", plan(true));
+        assert_eq!(plan(false).total(), plain.total());
+        let beside = plan(false).to_string();
+        assert!(beside.ends_with("; RAM cache 1.00 GiB of the host's memory"), "{beside}");
+        check_ram_cache(1 << 20).unwrap();
+        let why = check_ram_cache(1 << 60).unwrap_err().to_string();
+        assert!(why.starts_with("--cache-ram: 1048576 TiB are asked for"), "{why}");
+    }
 
     #[test]
     fn sizes_read_well() {

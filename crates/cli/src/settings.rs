@@ -105,6 +105,7 @@ pub(crate) static KNOWN: &[Known] = &[
     known("slots", "requests computed at once (parallel sequences)", "8"),
     known("queue", "requests that may wait for a slot", "256"),
     known("queue-timeout", "seconds that a request may wait for a slot", "as long as its client does"),
+    known("cache-ram", "most that pages evicted from a GPU may take of the host's memory, in MiB", "0"),
     known("cache-disk", "folder in which a server keeps its prefix cache for the next start", "none"),
     known("cache-disk-size", "most that this folder may take, in MiB", "8192"),
     known("max-tokens", "longest answer, in tokens", "as many as fit (`run` without a chat template: 256)"),
@@ -241,6 +242,8 @@ pub(crate) struct EngineConfig {
     pub seed: Option<Setting<u64>>,
     /// Bytes reserved for LoRA adapters.
     pub adapter_room: usize,
+    /// Most bytes of the RAM cache.
+    pub ram_cache: u64,
 }
 
 /// Built-in defaults, where neither the user nor the model says: coherent answers at a terminal; for API clients the
@@ -326,6 +329,7 @@ pub(crate) fn resolve(
             .find("seed", s.seed.map(Seed))?
             .map(|Setting { value: Seed(value), origin }| Setting { value, origin }),
         adapter_room: 0,
+        ram_cache: 0,
     };
     config.check()?;
     Ok(config)

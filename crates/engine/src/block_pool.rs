@@ -78,7 +78,7 @@ struct Block {
     published: Option<(Content, Chain)>,
     /// Snapshot of the recurrent state after the page; only of published pages.
     state: Option<StateRow>,
-    /// Whether a draft model's K and V of its tokens are in it too.
+    /// True if a draft model's K and V of its tokens are in it too.
     draft_kv: bool,
     /// When it became idle; its key in `idle`, for LRU eviction.
     returned: u64,
@@ -152,8 +152,8 @@ pub struct BlockPool {
     returns: u64,
     chains: u64,
     states: StatePool,
-    /// Recorded for a disk cache, if there is one.
-    changes: Option<Changes>,
+    /// Recorded for each cache tier.
+    changes: Vec<Changes>,
 }
 
 impl BlockPool {
@@ -175,27 +175,47 @@ impl BlockPool {
             index: HashMap::new(),
             returns: 0,
             chains: 0,
-            changes: None,
+            changes: Vec::new(),
         }
     }
 
-    /// Records which pages are published and evicted from now on; [`take_changes`](Self::take_changes) is to be called
-    /// after each step.
-    pub(crate) fn record_changes(&mut self) {
-        self.changes.get_or_insert_default();
+    /// Records which pages are published and evicted from now on. Returns the number of the record, of which
+    /// [`take_changes`](Self::take_changes) is to be called after each step.
+    pub(crate) fn record_changes(&mut self) -> usize {
+        self.changes.push(Changes::default());
+        self.changes.len() - 1
     }
 
-    /// Changes since the last call, if they are recorded.
-    pub(crate) fn take_changes(&mut self) -> Changes {
-        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    /// Changes since the last call, in that record.
+    pub(crate) fn take_changes(&mut self, record: usize) -> Changes {
+        self.changes.get_mut(record).map(std::mem::take).unwrap_or_default()
     }
 
-    /// Whether a page still holds what was published with that chain behind it.
+    /// The least recently used idle page that became idle after that time, and the time when it did: the pages of a cache tier
+    /// that looks at each of them once. 0: the first.
+    pub(crate) fn idle_after(&self, returned: u64) -> Option<(u64, BlockId)> {
+        self.idle.range(returned.saturating_add(1)..).next().map(|(returned, id)| (*returned, *id))
+    }
+
+    /// True if so many pages at least would be evicted or taken free before one that became idle at that time; counts no more of
+    /// them.
+    pub(crate) fn is_behind(&self, returned: u64, pages: usize) -> bool {
+        let idle = pages.saturating_sub(self.blank.len());
+        self.idle.range(..returned).take(idle).count() >= idle
+    }
+
+    /// A published page as it was recorded when it was published.
+    pub(crate) fn published(&self, id: BlockId) -> Option<NewPage> {
+        let (content, chain) = self.blocks[id.0 as usize].published.as_ref()?;
+        Some(NewPage { block: id, after: content.after, chain: *chain, tokens: content.tokens.clone() })
+    }
+
+    /// True if a page still holds what was published with that chain behind it.
     pub(crate) fn holds(&self, id: BlockId, chain: Chain) -> bool {
         self.blocks[id.0 as usize].published.as_ref().is_some_and(|(_, after)| *after == chain)
     }
 
-    /// Whether a page still holds what was published with that chain behind it, with that row as the snapshot after it.
+    /// True if a page still holds what was published with that chain behind it, with that row as the snapshot after it.
     pub(crate) fn holds_state(&self, id: BlockId, chain: Chain, row: StateRow) -> bool {
         self.holds(id, chain) && self.blocks[id.0 as usize].state == Some(row)
     }
@@ -243,7 +263,7 @@ impl BlockPool {
         tokens.chunks_exact(self.page_len).map_while(page).collect()
     }
 
-    /// Whether the model has recurrent state.
+    /// True if the model has recurrent state.
     pub fn has_states(&self) -> bool {
         self.states.count() > 0
     }
@@ -291,8 +311,10 @@ impl BlockPool {
     /// Says that no other snapshot is to replace the one after a page, if that is this row.
     pub(crate) fn settle_state(&mut self, page: BlockId, row: StateRow) {
         let block = &self.blocks[page.0 as usize];
-        let content = block.published.as_ref().filter(|_| block.state == Some(row));
-        if let Some((changes, (content, chain))) = self.changes.as_mut().zip(content) {
+        let Some((content, chain)) = block.published.as_ref().filter(|_| block.state == Some(row)) else {
+            return;
+        };
+        for changes in &mut self.changes {
             let (chain, tokens) = (*chain, content.tokens.clone());
             changes.settled.push(NewState { block: page, row, chain, tokens });
         }
@@ -305,7 +327,7 @@ impl BlockPool {
         }
     }
 
-    /// How many of these pages are idle, so that lending them makes fewer available.
+    /// Number of these pages that are idle, so that lending them makes fewer available.
     pub fn idle_among(&self, blocks: &[BlockId]) -> usize {
         blocks.iter().filter(|b| self.blocks[b.0 as usize].users == 0).count()
     }
@@ -346,7 +368,7 @@ impl BlockPool {
         self.blocks[id.0 as usize].draft_kv = true;
     }
 
-    /// How many of these pages, from the first on, hold the draft model's K and V too.
+    /// Number of these pages, from the first on, that hold the draft model's K and V too.
     pub(crate) fn with_draft_kv(&self, blocks: &[BlockId]) -> usize {
         blocks.iter().take_while(|id| self.blocks[id.0 as usize].draft_kv).count()
     }
@@ -367,9 +389,11 @@ impl BlockPool {
     pub fn publish(&mut self, id: BlockId, after: Chain, tokens: &[u32]) -> Published {
         let published = self.publish_content(id, Content { after, tokens: tokens.into() });
         // Otherwise it is the page of another sequence, which was published before.
-        if let Some(changes) = self.changes.as_mut().filter(|_| published.block == id) {
-            let new = NewPage { block: id, after, chain: published.chain, tokens: tokens.into() };
-            changes.published.push(new);
+        if published.block == id {
+            for changes in &mut self.changes {
+                let new = NewPage { block: id, after, chain: published.chain, tokens: tokens.into() };
+                changes.published.push(new);
+            }
         }
         published
     }

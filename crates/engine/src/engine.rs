@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use tallow_core::Backend;
 
 use crate::block_pool::{BlockPool, Chain};
+use crate::cache_tier::{CacheTiers, TierError, TierSettings};
 use crate::counts::StepCounts;
-use crate::disk_cache::{DiskCache, DiskCacheError, DiskCacheSettings};
 use crate::encoder_input::{EncoderInput, EncoderOutput, InputDigest, InputKeys};
 use crate::failure::{Failure, Unfit};
 use crate::handle::{
@@ -37,8 +37,8 @@ use active::Active;
 struct Engine<B: Backend> {
     // Dropped in this order: waiting requests get their last event, and then the device is freed.
     requests: HashMap<SeqId, Active>,
-    /// Pages of the prefix cache in files.
-    disk: Option<DiskCache>,
+    /// Pages of the prefix cache in memory and in files.
+    tiers: CacheTiers,
     scheduler: Scheduler,
     /// The step that the device computes, if the host goes on meanwhile.
     in_flight: Option<InFlight<Engine<B>>>,
@@ -101,17 +101,17 @@ impl<B: Backend> Worker for Engine<B> {
             // The caller may be gone.
             Command::LoadLora(lora, reply) => drop(reply.send(self.load_lora(*lora))),
             Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(name))),
-            Command::CacheOnDisk(settings, reply) => drop(reply.send(self.cache_on_disk(*settings))),
+            Command::AddCacheTier(settings, reply) => drop(reply.send(self.add_cache_tier(*settings))),
         }
     }
 
     fn is_idle(&self) -> bool {
         let all_sent = self.in_flight.is_none() && self.unsent.is_empty();
-        self.scheduler.is_idle() && all_sent && self.disk.as_ref().is_none_or(DiskCache::is_idle)
+        self.scheduler.is_idle() && all_sent && self.tiers.is_idle(self.scheduler.pool())
     }
 
     fn step(&mut self) -> Result<(), Lost> {
-        self.advance_disk();
+        self.advance_tiers();
         self.guess();
         match self.scheduler.next_batch() {
             Some(batch) => {
@@ -120,7 +120,7 @@ impl<B: Backend> Worker for Engine<B> {
             }
             None => self.send_all(),
         }
-        if self.scheduler.is_idle() && !self.disk.as_ref().is_some_and(DiskCache::holds_pages) {
+        if self.scheduler.is_idle() && !self.tiers.holds_pages() {
             self.check_pages(cfg!(debug_assertions));
         }
         self.publish_stats();
@@ -144,9 +144,7 @@ impl<B: Backend> Worker for Engine<B> {
         for id in left {
             self.take_out(id);
         }
-        if let Some(mut disk) = self.disk.take() {
-            disk.close(&self.runner, self.scheduler.pool_mut());
-        }
+        self.tiers.close(&self.runner, self.scheduler.pool_mut());
     }
 }
 
@@ -236,7 +234,7 @@ impl<B: Backend> Engine<B> {
         shared.stats.decode_budget.store(scheduler.limits().decode_budget, Ordering::Relaxed);
         Engine {
             requests,
-            disk: None,
+            tiers: CacheTiers::default(),
             scheduler,
             in_flight: None,
             unsent: Vec::new(),
@@ -258,9 +256,9 @@ impl<B: Backend> Engine<B> {
         };
         let id = new.id;
         let is_saved = !request.unsaved && request.adapter.is_none() && request.input.is_none();
-        let new = match self.disk.as_mut().filter(|_| is_saved) {
-            Some(disk) => disk.hold(new, request.salt.as_deref(), self.scheduler.pool()),
-            None => Some(new),
+        let new = match is_saved {
+            true => self.tiers.hold(new, request.salt.as_deref(), self.scheduler.pool()),
+            false => Some(new),
         };
         if let Some(new) = new
             && let Err(unfit) = self.scheduler.submit(new)
@@ -313,16 +311,18 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn cache_on_disk(&mut self, settings: DiskCacheSettings) -> Result<(), DiskCacheError> {
-        let counts = self.shared.stats.disk.clone();
-        self.disk = Some(DiskCache::open(settings, &self.runner, &mut self.scheduler, counts)?);
-        Ok(())
+    fn add_cache_tier(&mut self, settings: TierSettings) -> Result<(), TierError> {
+        let stats = &self.shared.stats;
+        let counts = match settings {
+            TierSettings::Ram { .. } => stats.ram.clone(),
+            TierSettings::Disk(_) => stats.disk.clone(),
+        };
+        self.tiers.open(settings, &self.runner, &mut self.scheduler, counts)
     }
 
     /// Has pages saved and loaded, and queues the requests that have waited for theirs.
-    fn advance_disk(&mut self) {
-        let Some(disk) = &mut self.disk else { return };
-        for new in disk.advance(&self.runner, &mut self.scheduler) {
+    fn advance_tiers(&mut self) {
+        for new in self.tiers.advance(&self.runner, &mut self.scheduler) {
             let id = new.id;
             if let Err(unfit) = self.scheduler.submit(new)
                 && let Some(mut request) = self.take_out(id)
@@ -393,10 +393,10 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Forgets the disk cache if the device is lost: it has no pages to save.
+    /// Forgets the cache tiers if the device is lost.
     fn unless_lost(&mut self, ran: Result<(), Lost>) -> Result<(), Lost> {
         if ran.is_err() {
-            self.disk = None;
+            self.tiers.forget_all();
         }
         ran
     }
@@ -461,9 +461,7 @@ impl<B: Backend> Engine<B> {
     /// Removes a request and its sequence. Its pages are freed before its last event is sent.
     fn take_out(&mut self, id: SeqId) -> Option<Active> {
         self.scheduler.drop_seq(id);
-        if let Some(disk) = &mut self.disk {
-            disk.forget(id, self.scheduler.pool_mut());
-        }
+        self.tiers.forget(id, self.scheduler.pool_mut());
         let request = self.requests.remove(&id);
         if request.as_ref().is_some_and(|r| r.adapter.is_some()) {
             self.evict_loras();
@@ -515,8 +513,7 @@ impl<B: Backend> Engine<B> {
     fn publish_stats(&self) {
         let (stats, counts) = (&self.shared.stats, self.scheduler.counts());
         stats.running.store(self.scheduler.running(), Ordering::Relaxed);
-        let held = self.disk.as_ref().map_or(0, DiskCache::held);
-        stats.waiting.store(self.scheduler.waiting() + held, Ordering::Relaxed);
+        stats.waiting.store(self.scheduler.waiting() + self.tiers.held(), Ordering::Relaxed);
         stats.pages_in_use.store(self.scheduler.pool().in_use(), Ordering::Relaxed);
         stats.prefix_queries.store(counts.prefix_queries, Ordering::Relaxed);
         stats.prefix_hits.store(counts.prefix_hits, Ordering::Relaxed);

@@ -13,8 +13,8 @@ use tallow_text::tokenizer::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::admission::{Reply, Ticket};
+use crate::cache_tier::{DiskCacheSettings, TierCounts, TierError, TierSettings};
 use crate::counts::StepSizes;
-use crate::disk_cache::{DiskCacheError, DiskCacheSettings, DiskCounts};
 use crate::encoder_input::EncoderInput;
 pub use crate::failure::Failure;
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
@@ -160,8 +160,8 @@ pub enum Command {
     /// Unload the adapter of that name: no new request can use it, and it is freed once no request does. Replies with
     /// the result.
     UnloadLora(String, Sender<Result<(), LoraError>>),
-    /// Keep pages of the prefix cache on disk, and reply with the result.
-    CacheOnDisk(Box<DiskCacheSettings>, Sender<Result<(), DiskCacheError>>),
+    /// Keep pages of the prefix cache in one more tier, and reply with the result.
+    AddCacheTier(Box<TierSettings>, Sender<Result<(), TierError>>),
 }
 
 /// A LoRA adapter to load.
@@ -302,8 +302,10 @@ pub struct Stats {
     pub step_sizes: StepSizes,
     /// Times that the idle check found pages unaccounted for.
     pub page_faults: AtomicU64,
+    /// Counts of the RAM cache.
+    pub ram: Arc<TierCounts>,
     /// Counts of the disk cache.
-    pub disk: Arc<DiskCounts>,
+    pub disk: Arc<TierCounts>,
     adapters: RwLock<Vec<LoadedLora>>,
     adapter_use: RwLock<LoraUse>,
 }
@@ -343,11 +345,20 @@ impl EngineHandle {
     }
 
     /// Keeps pages of the prefix cache on disk from now on, and finds those that are there. Blocks until that has begun.
-    pub fn cache_on_disk(&self, settings: DiskCacheSettings) -> Result<(), DiskCacheError> {
+    pub fn cache_on_disk(&self, settings: DiskCacheSettings) -> Result<(), TierError> {
+        self.add_cache_tier(TierSettings::Disk(settings))
+    }
+
+    /// Keeps pages that the device evicts in the host's memory from now on, at most so many bytes. Blocks until that has begun.
+    pub fn cache_in_ram(&self, bytes: u64) -> Result<(), TierError> {
+        self.add_cache_tier(TierSettings::Ram { bytes })
+    }
+
+    fn add_cache_tier(&self, settings: TierSettings) -> Result<(), TierError> {
         self.ready()?;
         let (reply, answer) = channel();
-        self.send(Command::CacheOnDisk(Box::new(settings), reply));
-        answer.recv().unwrap_or_else(|_| Err(DiskCacheError::Ended(self.shutdown_reason())))
+        self.send(Command::AddCacheTier(Box::new(settings), reply));
+        answer.recv().unwrap_or_else(|_| Err(TierError::Ended(self.shutdown_reason())))
     }
 
     fn ask(&self, command: impl FnOnce(Sender<Result<(), LoraError>>) -> Command) -> Result<(), LoraError> {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::answer::{Answer, TextStep};
-use crate::disk_cache::DiskCacheError;
+use crate::cache_tier::TierError;
 use crate::failure::{Failure, Unfit};
 use crate::handle::{
     Command, Done, EngineHandle, Event, Finish, Info, Listener, LoadLora, Request, Stats, Submission, Timings,
@@ -65,9 +65,9 @@ impl Worker for SimEngine {
             Command::Submit(submission) => self.submit(*submission),
             Command::LoadLora(lora, reply) => drop(reply.send(self.load_lora(*lora))),
             Command::UnloadLora(name, reply) => drop(reply.send(self.unload_lora(&name))),
-            Command::CacheOnDisk(_, reply) => {
+            Command::AddCacheTier(_, reply) => {
                 let why = "a simulated engine has no pages";
-                drop(reply.send(Err(DiskCacheError::Unsupported(why))));
+                drop(reply.send(Err(TierError::Unsupported(why))));
             }
         }
     }

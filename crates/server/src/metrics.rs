@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::http::Method;
+use tallow_engine::cache_tier::TierCounts;
 use tallow_engine::counts::StepSizes;
-use tallow_engine::disk_cache::DiskCounts;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{Done, EngineHandle};
 
@@ -380,7 +380,7 @@ fn engine(page: &mut Page, handle: &EngineHandle) {
     ] {
         page.counter(name, what, count.load(Ordering::Relaxed));
     }
-    disk(page, &stats.disk);
+    tiers(page, &stats.ram, &stats.disk);
     let sizes = &stats.step_sizes;
     page.histogram(
         "vllm:iteration_tokens_total",
@@ -391,29 +391,42 @@ fn engine(page: &mut Page, handle: &EngineHandle) {
     );
 }
 
-/// Metrics of the disk cache, if there is one.
-fn disk(page: &mut Page, counts: &DiskCounts) {
-    if !counts.is_on.load(Ordering::Relaxed) {
-        return;
-    }
-    let bytes = counts.bytes.load(Ordering::Relaxed);
-    page.gauge("vllm:disk_cache_bytes", "Bytes of pages on disk.", bytes as usize);
-    for (name, what, count) in [
-        (
+/// Metrics of the RAM cache and the disk cache, if there are any.
+fn tiers(page: &mut Page, ram: &TierCounts, disk: &TierCounts) {
+    let has = |counts: &TierCounts| counts.is_on.load(Ordering::Relaxed);
+    let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    if has(ram) || has(disk) {
+        // What the RAM cache has not is looked up on disk, and is no further query.
+        let queries = read(&ram.queries).max(read(&disk.queries));
+        page.counter(
             "vllm:external_prefix_cache_queries",
-            "Prompt tokens looked up on disk, which were not in the prefix cache.",
-            &counts.queries,
-        ),
-        ("vllm:external_prefix_cache_hits", "Prompt tokens loaded from disk.", &counts.hits),
-        ("vllm:disk_cache_saved_bytes", "Bytes of pages written to disk.", &counts.saved_bytes),
-        ("vllm:disk_cache_loaded_bytes", "Bytes of pages read from disk.", &counts.loaded_bytes),
-        (
-            "vllm:disk_cache_refused_bytes",
-            "Bytes of files that were removed because something was wrong with them.",
-            &counts.refused_bytes,
-        ),
-    ] {
-        page.counter(name, what, count.load(Ordering::Relaxed));
+            "Prompt tokens looked up in RAM or on disk, which were not in the prefix cache.",
+            queries,
+        );
+        let hits = read(&ram.hits) + read(&disk.hits);
+        let what = "Prompt tokens loaded from RAM or disk.";
+        page.counter("vllm:external_prefix_cache_hits", what, hits);
+    }
+    if has(ram) {
+        page.gauge("vllm:ram_cache_bytes", "Bytes of pages in RAM.", read(&ram.bytes) as usize);
+        let what = "Bytes of pages copied to RAM.";
+        page.counter("vllm:ram_cache_saved_bytes", what, read(&ram.saved_bytes));
+        let what = "Bytes of pages copied from RAM.";
+        page.counter("vllm:ram_cache_loaded_bytes", what, read(&ram.loaded_bytes));
+    }
+    if has(disk) {
+        page.gauge("vllm:disk_cache_bytes", "Bytes of pages on disk.", read(&disk.bytes) as usize);
+        for (name, what, count) in [
+            ("vllm:disk_cache_saved_bytes", "Bytes of pages written to disk.", &disk.saved_bytes),
+            ("vllm:disk_cache_loaded_bytes", "Bytes of pages read from disk.", &disk.loaded_bytes),
+            (
+                "vllm:disk_cache_refused_bytes",
+                "Bytes of files that were removed because something was wrong with them.",
+                &disk.refused_bytes,
+            ),
+        ] {
+            page.counter(name, what, read(count));
+        }
     }
 }
 

@@ -43,6 +43,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     };
     settings.check().map_err(Failed::new)?;
     let disk = DiskCache::new(sources, args.cache_disk.clone(), args.cache_disk_size)?;
+    let ram_cache = sources.get("cache-ram", args.cache_ram, 0)?.value;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // A port that is in use should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;
@@ -57,8 +58,9 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         AnyModel::Decoder(model) => {
             load::decoder(name, *model)?.with_draft(sources, args.engine.draft.clone(), how)?
         }
-        _ if args.cache_disk.is_some() => {
-            return Err(Failed::new("--cache-disk: the model has an encoder, whose pages are not saved"));
+        _ if args.cache_disk.is_some() || args.cache_ram.is_some_and(|mib| mib > 0) => {
+            let flag = if args.cache_disk.is_some() { "--cache-disk" } else { "--cache-ram" };
+            return Err(Failed::new(format!("{flag}: the model has an encoder, whose pages are not saved")));
         }
         _ if !args.lora.is_empty() || args.lora_dir.is_some() => {
             let flag = if args.lora.is_empty() { "--lora-dir" } else { "--lora" };
@@ -96,6 +98,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let for_clients =
         args.lora_dir.as_ref().map_or(0, |_| args.lora_memory.unwrap_or(512).saturating_mul(1 << 20));
     config.adapter_room = lora::bytes(&adapters).saturating_add(for_clients);
+    config.ram_cache = ram_cache.saturating_mul(1 << 20);
     let names = std::iter::once(loaded.name.clone()).chain(args.alias).collect();
     let handle = loaded.start(&config, names, &Notice::log)?;
     lora::load(&handle, adapters)?;

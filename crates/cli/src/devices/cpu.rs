@@ -50,7 +50,7 @@ impl DeviceInfo for CpuDevice {
     }
 
     fn traits(&self) -> Traits {
-        Traits { accelerator: false, compiles_kernels: false, captures: false }
+        Traits { accelerator: false, compiles_kernels: false, captures: false, shares_memory: true }
     }
 }
 

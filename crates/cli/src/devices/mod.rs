@@ -95,6 +95,10 @@ impl Device {
         Device(Kind::Cpu(cpu::CpuDevice))
     }
 
+    pub(crate) fn is_cpu(&self) -> bool {
+        matches!(self.0, Kind::Cpu(_))
+    }
+
     /// All devices of this machine, the CPU first.
     pub(crate) fn all() -> Vec<Device> {
         std::iter::once(Device::cpu()).chain(accelerators()).collect()
@@ -137,6 +141,8 @@ pub(crate) struct Traits {
     pub compiles_kernels: bool,
     /// Captures decode steps, which have memory of their own.
     pub captures: bool,
+    /// Its memory is that of the host.
+    pub shares_memory: bool,
 }
 
 /// A device of one kind, not yet open.

@@ -95,7 +95,13 @@ impl DeviceInfo for Gpu {
     }
 
     fn traits(&self) -> Traits {
-        Traits { accelerator: !self.0.about().is_software, compiles_kernels: true, captures: true }
+        let about = self.0.about();
+        Traits {
+            accelerator: !about.is_software,
+            compiles_kernels: true,
+            captures: true,
+            shares_memory: about.shares_memory,
+        }
     }
 }
 

@@ -545,6 +545,46 @@ fn callers_with_different_keys_share_no_disk_cache() {
     assert!(ask("one\ntwo\n", "two") > 0);
 }
 
+/// With `--cache-ram` a GPU's evicted pages are loaded back, and a small cache answers as a large one does.
+#[test]
+fn what_a_gpu_evicts_comes_back_from_ram() {
+    let Some(device) = gpu() else { return };
+    let small = ["--device", &device, "--slots", "1", "--context", "192"];
+    let server = Server::start(&[&small[..], &["--cache-ram", "64"]].concat());
+    assert!(server.log.contains("RAM cache 64.0 MiB"), "{}", server.log);
+    let ask = |server: &Server, i: usize| {
+        let prompt = format!("{i} {}", text(90));
+        let body = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0, "logprobs": 2});
+        said(&whole(server.complete(&body)))
+    };
+    let cold: Vec<(u64, Value)> = (0..3).map(|i| ask(&server, i)).collect();
+    let (cached, answer) = ask(&server, 0);
+    assert!(cached >= 80 && answer == cold[0].1, "{cached} tokens: {answer}, not {}", cold[0].1);
+    assert!(server.metric("vllm:external_prefix_cache_hits") > 0.0);
+    assert!(server.metric("vllm:ram_cache_loaded_bytes") > 0.0);
+    assert!((1.0..=f64::from(64 << 20)).contains(&server.metric("vllm:ram_cache_bytes")));
+    // Without it they are computed again.
+    let server = Server::start(&small);
+    (0..3).for_each(|i| assert_eq!(ask(&server, i).1, cold[i].1));
+    assert!(ask(&server, 0).0 < cached);
+}
+
+#[test]
+fn a_ram_cache_that_cannot_be_is_refused_or_ignored() {
+    // The CPU's KV cache is in that memory already.
+    let server = Server::start(&["--device", "cpu", "--cache-ram", "64"]);
+    assert!(server.log.contains("--cache-ram is for GPUs, and ignored"), "{}", server.log);
+    assert!(!server.log.contains("RAM cache 64.0 MiB"), "{}", server.log);
+    let home = Home::new();
+    let refused = |args: &[&str]| home.run(&[&["serve"], args, &["--port", "0"]].concat()).failed();
+    let encoder = golden("bert");
+    let encoder = refused(&[encoder.to_str().unwrap(), "--cache-ram", "64"]);
+    assert!(encoder.contains("--cache-ram: the model has an encoder"), "{encoder}");
+    let Some(device) = gpu() else { return };
+    let large = refused(&["demo", "--device", &device, "--cache-ram", "1000000000"]);
+    assert!(large.contains("--cache-ram: 954 TiB are asked for"), "{large}");
+}
+
 #[test]
 fn a_disk_cache_that_cannot_be_is_refused() {
     let home = Home::new();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tallow_core::{Backend, DType};
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::disk_cache::{DiskCacheError, DiskCacheSettings};
+use tallow_engine::cache_tier::{DiskCacheSettings, TierCounts, TierError};
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Event, Info, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
@@ -94,8 +94,13 @@ pub(crate) fn segment(folder: &Path) -> PathBuf {
 
 /// Waits until all that can be saved is saved: the thread that writes may be slower than a small model.
 pub(crate) fn saved(engine: &EngineHandle) {
+    saved_in(engine, &engine.stats().disk);
+}
+
+/// The same for any tier.
+pub(crate) fn saved_in(engine: &EngineHandle, tier: &TierCounts) {
     comes_to_rest(engine);
-    let (saved, mut before) = (&engine.stats().disk.saved_bytes, 0);
+    let (saved, mut before) = (&tier.saved_bytes, 0);
     while before == 0 || before != saved.load(Ordering::Relaxed) {
         before = saved.load(Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(100));
@@ -190,14 +195,18 @@ fn pages_are_of_their_salt_model_and_program() {
     assert_eq!(said(&engine, salted(Some("key 1"))).0, 0);
 }
 
+/// 8 prompts, some of them with a common prefix.
+pub(crate) fn mixed_prompts() -> Vec<Vec<u32>> {
+    let more = |i: u32| (0..8 * (i % 4)).map(move |j| 4 + (i * 11 + j) % 80);
+    (0..8).map(|i| prompt(i % 3).into_iter().chain(more(i)).collect()).collect()
+}
+
 /// 8 requests of 30 + 8 tokens, some of them with a common prefix, in a KV cache that holds three: all of them at once, again
 /// and again, evicted and preempted, saved and loaded.
 pub(crate) fn in_a_small_cache(start: &dyn Fn(&Path) -> RunningEngine) {
     let folder = TempDir::new().unwrap();
     let elsewhere = TempDir::new().unwrap();
-    let prompts: Vec<Vec<u32>> = (0..8u32)
-        .map(|i| [prompt(i % 3), (0..8 * (i % 4)).map(|j| 4 + (i * 11 + j) % 80).collect()].concat())
-        .collect();
+    let prompts = mixed_prompts();
     let alone: Vec<Vec<Choice>> = {
         let engine = start(elsewhere.path());
         prompts.iter().map(|prompt| said(&engine, Request { unsaved: true, ..ask(prompt) }).1).collect()
@@ -261,7 +270,7 @@ fn a_folder_that_cannot_be_used_is_refused_by_words() {
     let engine = start_in(folder.path(), 64);
     let second = start(64);
     let why = second.cache_on_disk(settings(folder.path(), "test")).unwrap_err();
-    assert!(matches!(why, DiskCacheError::InUse(_)), "{why}");
+    assert!(matches!(why, TierError::InUse(_)), "{why}");
     drop(engine);
     second.cache_on_disk(settings(folder.path(), "test")).unwrap();
     // It serves with it and without it.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use tallow_core::DType;
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::disk_cache::{DiskCacheError, DiskCacheSettings};
+use tallow_engine::cache_tier::{DiskCacheSettings, TierError};
 use tallow_engine::handle::{EngineHandle, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::sampler::Choice;
@@ -22,13 +22,13 @@ use crate::disk_cache::{
     ask, in_a_small_cache, prompt, said, saved, segment, segments, settings, start_model,
 };
 
-const HYBRIDS: [&str; 3] = ["qwen3-next", "qwen3.5", "qwen3.5-moe"];
+pub(crate) const HYBRIDS: [&str; 3] = ["qwen3-next", "qwen3.5", "qwen3.5-moe"];
 
-fn hybrid(name: &str) -> Model {
+pub(crate) fn hybrid(name: &str) -> Model {
     Model::open(&golden(&format!("gguf-models/{name}-bf16.gguf"))).unwrap()
 }
 
-fn shape(dtype: DType, pages: usize, state_rows: usize) -> KvShape {
+pub(crate) fn shape(dtype: DType, pages: usize, state_rows: usize) -> KvShape {
     KvShape { dtype, page_len: 4, pages, state_rows }
 }
 
@@ -49,7 +49,7 @@ fn least(name: &str) -> u64 {
     let folder = TempDir::new().unwrap();
     let small = DiskCacheSettings { bytes: 1000, ..settings(folder.path(), "test") };
     match plain(name).cache_on_disk(small) {
-        Err(DiskCacheError::TooSmall { limit: 1000, least }) => least,
+        Err(TierError::TooSmall { limit: 1000, least }) => least,
         other => panic!("{other:?}"),
     }
 }
@@ -231,7 +231,7 @@ fn a_folder_has_no_more_than_it_may() {
     let bytes = least("qwen3.5");
     let folder = TempDir::new().unwrap();
     let small = DiskCacheSettings { bytes: bytes - 1, ..settings(folder.path(), "test") };
-    assert!(matches!(plain("qwen3.5").cache_on_disk(small), Err(DiskCacheError::TooSmall { .. })));
+    assert!(matches!(plain("qwen3.5").cache_on_disk(small), Err(TierError::TooSmall { .. })));
     let used = || segments(folder.path()).iter().map(|path| fs::metadata(path).unwrap().len()).sum::<u64>();
     let cold = plain("qwen3.5");
     for round in 0..2 {

@@ -14,6 +14,7 @@ mod engine;
 mod invariants;
 mod lost;
 mod pipelined;
+mod ram_cache;
 mod reads;
 mod replays;
 mod sampler;

@@ -260,3 +260,28 @@ fn a_disk_cache_is_counted() {
     ];
     (1..).zip(names).for_each(|(n, name)| assert_eq!(of(&samples, name, ""), f64::from(n), "{name}"));
 }
+
+/// So are those of a RAM cache; what neither has is one query.
+#[test]
+fn a_ram_cache_is_counted() {
+    let engine = sim::start(info(), script(&hello()));
+    let (ram, disk) = (engine.stats().ram.clone(), engine.stats().disk.clone());
+    let server = ServerBuilder::new(engine).start();
+    assert!(!page(&server).keys().any(|name| name.contains("ram_cache") || name.contains("external")));
+    ram.is_on.store(true, Ordering::Relaxed);
+    let counts = [&ram.queries, &ram.hits, &ram.saved_bytes, &ram.loaded_bytes, &ram.bytes];
+    (1..).zip(counts).for_each(|(n, count)| count.store(10 * n, Ordering::Relaxed));
+    disk.queries.store(7, Ordering::Relaxed);
+    disk.hits.store(2, Ordering::Relaxed);
+    let samples = page(&server);
+    for (name, want) in [
+        ("external_prefix_cache_queries_total", 10.0),
+        ("external_prefix_cache_hits_total", 22.0),
+        ("ram_cache_saved_bytes_total", 30.0),
+        ("ram_cache_loaded_bytes_total", 40.0),
+        ("ram_cache_bytes", 50.0),
+    ] {
+        assert_eq!(of(&samples, name, ""), want, "{name}");
+    }
+    assert!(!samples.keys().any(|name| name.contains("disk_cache")));
+}

@@ -1,19 +1,20 @@
-//! [`Transfer`]: a page or a state on its way between device and host, some parts at a time.
+//! [`Transfer`]: progress of a page or a state on its way between device and host, some parts at a time.
 
 use std::ops::Range;
 
-/// The bytes of a page or a state, of which the first have been copied.
+/// Progress of a copy of a page or a state.
 #[derive(Debug)]
 pub(super) struct Transfer {
-    pub(super) content: Vec<u8>,
+    /// Bytes of all of it.
+    whole: usize,
     /// Parts and bytes that have been copied.
     parts: usize,
     bytes: usize,
 }
 
 impl Transfer {
-    pub(super) fn new(content: Vec<u8>) -> Transfer {
-        Transfer { content, parts: 0, bytes: 0 }
+    pub(super) fn new(whole: usize) -> Transfer {
+        Transfer { whole, parts: 0, bytes: 0 }
     }
 
     /// The parts that are copied next, and their bytes: as many as the budget allows, but at least one. `sizes`: bytes of each
@@ -29,9 +30,9 @@ impl Transfer {
         (first..self.parts, start..self.bytes)
     }
 
-    /// Whether all has been copied.
+    /// True if all has been copied.
     pub(super) fn is_done(&self) -> bool {
-        self.bytes >= self.content.len()
+        self.bytes >= self.whole
     }
 }
 
@@ -45,7 +46,7 @@ mod tests {
         // Parts that have been copied after each step.
         for (most, want) in [(1, vec![1, 2, 3, 4, 5]), (6, vec![2, 3, 5]), (7, vec![2, 3, 5]), (100, vec![5])]
         {
-            let mut transfer = Transfer::new(vec![0; 18]);
+            let mut transfer = Transfer::new(18);
             let (mut steps, mut end) = (Vec::new(), 0);
             while !transfer.is_done() {
                 let mut budget = most;

@@ -1,22 +1,23 @@
-//! Finds what of a request's prompt is on disk, and puts it in the KV cache.
+//! Finds what of a request's prompt a tier has, and puts it in the KV cache.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
 use std::time::{Instant, SystemTime};
 
 use tallow_core::Backend;
 
-use super::files::Load;
 use super::index::lock;
 use super::key::{Kind, RecordName};
+use super::store_thread::Load;
 use super::transfer::Transfer;
-use super::{ALONE, BESIDE_STEPS, DiskCache, QUEUED, STALL, WAIT};
+use super::{ALONE, BESIDE_STEPS, CacheTier, QUEUED, STALL, WAIT};
 use crate::block_pool::{BlockId, BlockPool, Chain, Published, StateRow};
 use crate::runner::Runner;
 use crate::scheduler::NewSeq;
 
-/// What of a request's prompt is on disk and not in the KV cache.
+/// Pages of a request's prompt that a tier has and the KV cache has not.
 #[derive(Debug)]
 pub(super) struct Found {
     /// Pages of the KV cache before it.
@@ -37,22 +38,29 @@ impl Found {
     }
 }
 
-/// Pages on their way from the disk, for the first of the requests held back.
+/// Pages on their way from the store, for the first of the requests held back.
 #[derive(Debug)]
 pub(super) struct Loading {
     /// Pages that are still to come, in order, and the state after the last one.
     records: VecDeque<RecordName>,
-    contents: Receiver<Vec<u8>>,
+    contents: Receiver<Arc<Vec<u8>>>,
     /// Chain of the next page.
     after: Chain,
     /// Pages of the request so far. They are held until all are there, so that none is evicted meanwhile.
     blocks: Vec<BlockId>,
-    /// State that is being copied to the device, and its row.
-    state: Option<(StateRow, Transfer)>,
+    state: Option<LoadingState>,
     /// Tokens that are found once the state is there.
     tokens: usize,
     /// When the last page came.
     progress: Instant,
+}
+
+/// State that is being copied to the device.
+#[derive(Debug)]
+struct LoadingState {
+    row: StateRow,
+    content: Arc<Vec<u8>>,
+    transfer: Transfer,
 }
 
 impl Loading {
@@ -61,14 +69,14 @@ impl Loading {
     }
 }
 
-impl DiskCache {
+impl CacheTier {
     /// Tokens of a request's whole pages that may be cached. The last token is always computed.
     fn usable<'a>(&self, new: &'a NewSeq) -> &'a [u32] {
         let page_len = self.shape.tokens;
         &new.tokens[..new.tokens.len().saturating_sub(1) / page_len * page_len]
     }
 
-    /// What of a request's prompt is on disk and longer than what is found in the KV cache. In a model with recurrent state it
+    /// Pages of a request's prompt that the tier has, if they reach further than those in the KV cache. In a model with recurrent state it
     /// ends after the last page with a saved state, and the pages before it may be in the KV cache or on disk. `spare`: pages
     /// of the KV cache that are left for others; without, room is not looked at.
     pub(super) fn find(&self, new: &NewSeq, pool: &BlockPool, spare: Option<usize>) -> Found {
@@ -90,9 +98,15 @@ impl DiskCache {
         for (i, tokens) in usable.chunks_exact(page_len).enumerate() {
             let page = self.keys.page_name(after, tokens.into());
             after = page.key;
-            // Pages in the KV cache are used, too: they are to stay on disk.
-            let is_saved = index.touch(&page.key, now);
-            if i >= known.len() {
+            let is_known = i < known.len();
+            // Pages in the KV cache are used, too: they are to stay on disk. In RAM they would keep others out that are nowhere
+            // else.
+            let is_saved = if is_known && !self.medium.outlives() {
+                index.has(&page.key)
+            } else {
+                index.touch(&page.key, now)
+            };
+            if !is_known {
                 if !is_saved || pages.len() == most {
                     break;
                 }
@@ -156,7 +170,7 @@ impl DiskCache {
         let Found { before: blocks, after, records, tokens, .. } = found;
         blocks.iter().for_each(|block| pool.lend(*block));
         let (to, contents) = sync_channel((QUEUED / self.shape.page.max(1)).clamp(2, 256));
-        self.files.load(Load { records: records.iter().cloned().collect(), contents: to });
+        self.thread.load(Load { records: records.iter().cloned().collect(), contents: to });
         let progress = Instant::now();
         self.loading = Some(Loading { records, contents, after, blocks, state: None, tokens, progress });
         true
@@ -189,7 +203,7 @@ impl DiskCache {
             let Some(content) = content else {
                 let stalls = loading.progress.elapsed() >= STALL;
                 if stalls {
-                    self.give_up("the disk does not answer");
+                    self.give_up("it does not answer");
                 }
                 return stalls;
             };
@@ -198,7 +212,8 @@ impl DiskCache {
             match name.kind {
                 Kind::State => {
                     let Some(row) = pool.take_state() else { return true };
-                    loading.state = Some((row, Transfer::new(content)));
+                    loading.state =
+                        Some(LoadingState { row, transfer: Transfer::new(content.len()), content });
                 }
                 Kind::Page => {
                     let Some(block) = pool.take() else { return true };
@@ -223,28 +238,28 @@ impl DiskCache {
     /// Copies parts of the state that was read to the device; after the last one, publishes it.
     fn take_state<B: Backend>(&mut self, runner: &Runner<B>, pool: &mut BlockPool, budget: &mut usize) {
         let Some(loading) = &mut self.loading else { return };
-        let Some((row, mut transfer)) = loading.state.take() else { return };
-        let (parts, bytes) = transfer.next(&self.state_parts, budget);
-        if let Err(why) = runner.write_state(row, parts, &transfer.content[bytes]) {
-            pool.give_back_state(row);
+        let Some(mut state) = loading.state.take() else { return };
+        let (parts, bytes) = state.transfer.next(&self.state_parts, budget);
+        if let Err(why) = runner.write_state(state.row, parts, &state.content[bytes]) {
+            pool.give_back_state(state.row);
             return self.give_up(&why.to_string());
         }
-        if !transfer.is_done() {
-            loading.state = Some((row, transfer));
+        if !state.transfer.is_done() {
+            loading.state = Some(state);
             return;
         }
         if let Some(page) = loading.blocks.last() {
-            pool.publish_state(*page, row);
+            pool.publish_state(*page, state.row);
             self.counts.hits.fetch_add(loading.tokens as u64, Ordering::Relaxed);
         }
-        pool.give_back_state(row);
+        pool.give_back_state(state.row);
     }
 
     /// Gives back the pages that were held for a request: now the scheduler finds them. Returns whether all came.
     pub(super) fn end_load(&mut self, pool: &mut BlockPool) -> bool {
         let Some(loading) = self.loading.take() else { return true };
         let is_done = loading.is_done();
-        loading.state.iter().for_each(|(row, _)| pool.give_back_state(*row));
+        loading.state.iter().for_each(|state| pool.give_back_state(state.row));
         pool.give_back(&loading.blocks);
         is_done
     }

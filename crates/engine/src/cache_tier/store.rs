@@ -1,6 +1,6 @@
 //! [`RecordStore`]: pages in files, and snapshots of recurrent states.
 //!
-//! Files are *segments*: records are appended to the newest, and the least recently used segment is removed as a whole when
+//! StoreThread are *segments*: records are appended to the newest, and the least recently used segment is removed as a whole when
 //! there is no more room. A record is a page or a state, and all of a kind have the same length, which follows from the model;
 //! so no length is ever read from a file. Nothing that a file says is believed: its head is checked when it is opened, the head
 //! of each record (what it is) too, and the content when it is read. A file with anything wrong in it is removed.
@@ -20,7 +20,7 @@ use std::time::SystemTime;
 use super::folder::{Folder, SegmentFile};
 use super::index::{Place, SharedIndex, lock};
 use super::key::{Keys, Kind, RecordKey, RecordName, token_bytes};
-use super::{DiskCacheError, DiskCounts};
+use super::{TierCounts, TierError};
 
 const MAGIC: [u8; 8] = *b"tallowKV";
 /// Version of the files' layout.
@@ -37,6 +37,24 @@ const SEGMENTS: u64 = 16;
 const MAX_SEGMENT: u64 = 256 << 20;
 /// Most records: each takes some hundred bytes of memory.
 const MAX_RECORDS: u64 = 1 << 20;
+
+/// A place for records: [files](RecordStore) or [memory](super::memory::MemoryStore).
+pub(super) trait Store: Send + 'static {
+    /// Index of the records.
+    fn index(&self) -> &SharedIndex;
+
+    /// Name for the log.
+    fn label(&self) -> String;
+
+    /// Keeps a record.
+    fn save(&mut self, name: &RecordName, content: Vec<u8>) -> io::Result<()>;
+
+    /// A record's content. What cannot be had is not found again.
+    fn load(&mut self, name: &RecordName) -> Option<Arc<Vec<u8>>>;
+
+    /// Keeps when records were last used, for the next time that they are opened.
+    fn note_use(&mut self) {}
+}
 
 /// Sizes of pages and states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +92,7 @@ impl RecordShape {
     }
 
     /// Kinds of records that there are.
-    fn kinds(self) -> impl Iterator<Item = Kind> {
+    pub(super) fn kinds(self) -> impl Iterator<Item = Kind> {
         Kind::ALL.into_iter().filter(move |kind| *kind == Kind::Page || self.state.is_some())
     }
 
@@ -117,7 +135,29 @@ pub(super) struct RecordStore {
     limit: u64,
     /// Most bytes of a segment.
     segment_limit: u64,
-    counts: Arc<DiskCounts>,
+    counts: Arc<TierCounts>,
+}
+
+impl Store for RecordStore {
+    fn index(&self) -> &SharedIndex {
+        RecordStore::index(self)
+    }
+
+    fn label(&self) -> String {
+        self.folder.path().display().to_string()
+    }
+
+    fn save(&mut self, name: &RecordName, content: Vec<u8>) -> io::Result<()> {
+        RecordStore::save(self, name, &content)
+    }
+
+    fn load(&mut self, name: &RecordName) -> Option<Arc<Vec<u8>>> {
+        RecordStore::load(self, name).map(Arc::new)
+    }
+
+    fn note_use(&mut self) {
+        RecordStore::note_use(self);
+    }
 }
 
 impl RecordStore {
@@ -127,18 +167,18 @@ impl RecordStore {
         keys: Keys,
         shape: RecordShape,
         limit: u64,
-        counts: Arc<DiskCounts>,
-    ) -> Result<RecordStore, DiskCacheError> {
+        counts: Arc<TierCounts>,
+    ) -> Result<RecordStore, TierError> {
         // A segment has room for a page with the state after it, which are of no use without each other.
         let segment = START as u64 + shape.usable();
         let least = SEGMENTS * segment;
         if limit < least {
-            return Err(DiskCacheError::TooSmall { limit, least });
+            return Err(TierError::TooSmall { limit, least });
         }
         let limit = limit.min(MAX_RECORDS.saturating_mul(shape.shortest())).max(least);
         let segment_limit = (limit / SEGMENTS).min(MAX_SEGMENT).max(segment);
         let unusable =
-            |why: io::Error| DiskCacheError::Unusable { folder: folder.path().into(), why: why.to_string() };
+            |why: io::Error| TierError::Unusable { folder: folder.path().into(), why: why.to_string() };
         let mut all = folder.segments().map_err(unusable)?;
         all.sort_by_key(|file| file.number);
         let (own, others): (Vec<_>, Vec<_>) =
@@ -147,7 +187,7 @@ impl RecordStore {
         let mut store =
             RecordStore { folder, keys, shape, index, segments, others, limit, segment_limit, counts };
         own.into_iter().for_each(|file| store.adopt(file));
-        store.make_room(0).map_err(|why| DiskCacheError::Unusable {
+        store.make_room(0).map_err(|why| TierError::Unusable {
             folder: store.folder.path().into(),
             why: why.to_string(),
         })?;
@@ -157,11 +197,6 @@ impl RecordStore {
     /// Index of the records.
     pub(super) fn index(&self) -> &SharedIndex {
         &self.index
-    }
-
-    /// The folder.
-    pub(super) fn folder(&self) -> &std::path::Path {
-        self.folder.path()
     }
 
     /// Number of pages, and of states.

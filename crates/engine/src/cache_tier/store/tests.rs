@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::*;
-use crate::disk_cache::key::{Fingerprint, fingerprint};
+use crate::cache_tier::key::{Fingerprint, fingerprint};
 
 const SHAPE: RecordShape = RecordShape { tokens: 4, page: 40, state: Some(100) };
 const ROOMY: u64 = 1 << 20;
@@ -15,7 +15,7 @@ fn model() -> Fingerprint {
     fingerprint([&b"a model"[..]])
 }
 
-fn opened(dir: &Path, model: Fingerprint, limit: u64) -> Result<RecordStore, DiskCacheError> {
+fn opened(dir: &Path, model: Fingerprint, limit: u64) -> Result<RecordStore, TierError> {
     let folder = Folder::open(dir)?;
     let keys = Keys::new(folder.secret().unwrap(), model);
     RecordStore::open(folder, keys, SHAPE, limit, Arc::default())
@@ -40,7 +40,7 @@ fn sequence(store: &RecordStore, salt: Option<&str>, pages: u32) -> Vec<(RecordN
     (0..pages).flat_map(page).collect()
 }
 
-/// Where each record of a segment ends.
+/// Ends of the records of a segment.
 fn ends(records: &[(RecordName, Vec<u8>)]) -> Vec<usize> {
     let mut end = START;
     let next = |(name, _): &(RecordName, Vec<u8>)| {
@@ -221,7 +221,7 @@ fn the_least_recently_used_pages_go() {
     // A page and the state after it fit in each segment.
     let least = SEGMENTS * (START + SHAPE.record(Kind::Page) + SHAPE.record(Kind::State)) as u64;
     let too_small = opened(dir.path(), model(), least - 1).err();
-    assert_eq!(too_small, Some(DiskCacheError::TooSmall { limit: least - 1, least }));
+    assert_eq!(too_small, Some(TierError::TooSmall { limit: least - 1, least }));
     let limit = 4 * least;
     // Pages of another model go first.
     let other = fingerprint([&b"another model"[..]]);
@@ -267,7 +267,7 @@ fn one_process_at_a_time() {
     let dir = TempDir::new().unwrap();
     let first = open(dir.path());
     let second = opened(dir.path(), model(), ROOMY).err();
-    assert_eq!(second, Some(DiskCacheError::InUse(dir.path().canonicalize().unwrap())));
+    assert_eq!(second, Some(TierError::InUse(dir.path().canonicalize().unwrap())));
     drop(first);
     open(dir.path());
 }
@@ -308,7 +308,7 @@ fn links_are_not_followed_and_shared_folders_are_not_used() {
         assert_eq!(fs::metadata(&secret).unwrap().permissions().mode() & 0o777, 0o600);
     }
     let unusable = |dir: &Path| match opened(dir, model(), ROOMY) {
-        Err(DiskCacheError::Unusable { why, .. }) => why,
+        Err(TierError::Unusable { why, .. }) => why,
         other => panic!("{other:?}"),
     };
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();

@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::DiskCacheError;
+use super::TierError;
 use super::key::{Fingerprint, Secret, hex};
 
 const LOCK: &str = "tallow.lock";
@@ -48,7 +48,7 @@ impl SegmentFile {
         hex(&fingerprint[..16])
     }
 
-    /// Whether its pages are of this fingerprint, by its name.
+    /// True if its pages are of this fingerprint, by its name.
     pub(super) fn is_of(&self, fingerprint: &Fingerprint) -> bool {
         self.model == Self::model(fingerprint)
     }
@@ -65,8 +65,8 @@ impl SegmentFile {
 
 impl Folder {
     /// Opens a folder, or makes it, and locks it.
-    pub(super) fn open(path: &Path) -> Result<Folder, DiskCacheError> {
-        let unusable = |why: String| DiskCacheError::Unusable { folder: path.into(), why };
+    pub(super) fn open(path: &Path) -> Result<Folder, TierError> {
+        let unusable = |why: String| TierError::Unusable { folder: path.into(), why };
         let io = |why: io::Error| unusable(why.to_string());
         let mut builder = DirBuilder::new();
         builder.recursive(true);
@@ -86,7 +86,7 @@ impl Folder {
         let lock = lock.map_err(io)?;
         match lock.try_lock() {
             Ok(()) => Ok(Folder { path, owner, _lock: lock }),
-            Err(TryLockError::WouldBlock) => Err(DiskCacheError::InUse(path)),
+            Err(TryLockError::WouldBlock) => Err(TierError::InUse(path)),
             Err(TryLockError::Error(why)) => Err(io(why)),
         }
     }
@@ -208,7 +208,7 @@ fn owner(_: &Metadata) -> u32 {
     0
 }
 
-/// Whether others have any of these permissions.
+/// True if others have any of these permissions.
 #[cfg(unix)]
 fn is_shared(meta: &Metadata, mode: u32) -> bool {
     std::os::unix::fs::PermissionsExt::mode(&meta.permissions()) & mode != 0

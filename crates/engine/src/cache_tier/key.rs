@@ -1,4 +1,4 @@
-//! [`RecordKey`]: the name of a page or a state on disk, which follows from all that its content depends on.
+//! [`RecordKey`]: the name of a page or a state in a store, which follows from all that its content depends on.
 
 use sha2::{Digest, Sha256};
 
@@ -14,7 +14,7 @@ pub(super) type Fingerprint = [u8; 32];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct RecordKey(pub(super) [u8; 32]);
 
-/// What a record of a file holds.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// K and V of a page.
@@ -35,7 +35,7 @@ impl Kind {
     }
 }
 
-/// A page or a state as the files name it.
+/// A page or a state as the stores name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RecordName {
     pub(super) kind: Kind,
@@ -77,6 +77,12 @@ enum Of {
 impl Keys {
     pub(super) fn new(secret: Secret, fingerprint: Fingerprint) -> Keys {
         Keys { start: Sha256::new().chain_update(secret).chain_update(fingerprint), fingerprint }
+    }
+
+    /// Keys of records that never leave the process: there is nothing that they could be confused with or read from, so they need
+    /// neither a secret nor a fingerprint.
+    pub(super) fn of_memory() -> Keys {
+        Keys::new([0; 32], fingerprint([]))
     }
 
     pub(super) fn fingerprint(&self) -> &Fingerprint {

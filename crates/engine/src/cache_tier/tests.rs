@@ -22,7 +22,7 @@ const PROMPT: u32 = 14;
 const ROWS: usize = 6;
 
 /// A small hybrid model, and its disk cache in a folder.
-fn open(folder: &Path) -> (Runner<Cpu>, Scheduler, DiskCache) {
+fn open(folder: &Path) -> (Runner<Cpu>, Scheduler, CacheTier) {
     let model = Model::open(&golden("gguf-models/qwen3.5-bf16.gguf")).unwrap();
     let b = Cpu::new(Isa::best(), 1).unwrap();
     let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
@@ -31,7 +31,8 @@ fn open(folder: &Path) -> (Runner<Cpu>, Scheduler, DiskCache) {
     let limits = Limits { context: 64, slots: 2, budget: 32, decode_budget: 32, all_logits: 8, drafts: None };
     let mut scheduler = Scheduler::new(limits, BlockPool::with_states(16, 4, ROWS));
     let settings = DiskCacheSettings { folder: folder.into(), bytes: 1 << 30, identity: Vec::new() };
-    let disk = DiskCache::open(settings, &runner, &mut scheduler, Arc::default()).unwrap();
+    let disk =
+        CacheTier::open(TierSettings::Disk(settings), &runner, &mut scheduler, Arc::default(), 0).unwrap();
     (runner, scheduler, disk)
 }
 
@@ -49,9 +50,15 @@ fn prompt() -> NewSeq {
     }
 }
 
+/// Offers it the prompt.
+fn hold(disk: &mut CacheTier, pool: &BlockPool) -> Option<NewSeq> {
+    disk.note_root(Chain::ROOT, None);
+    disk.hold(prompt(), pool)
+}
+
 /// Computes the prompt, whose state after three pages of four tokens is a snapshot then.
-fn compute(runner: &Runner<Cpu>, scheduler: &mut Scheduler, disk: &mut DiskCache) {
-    let new = disk.hold(prompt(), None, scheduler.pool()).expect("nothing is on disk");
+fn compute(runner: &Runner<Cpu>, scheduler: &mut Scheduler, disk: &mut CacheTier) {
+    let new = hold(disk, scheduler.pool()).expect("nothing is on disk");
     scheduler.submit(new).unwrap();
     let sampler = Sampler::new(Sampling::greedy(), &[]);
     while let Some(batch) = scheduler.next_batch() {
@@ -83,7 +90,7 @@ fn a_state_is_saved_and_loaded_part_by_part() {
     // A byte is less than any part, so each call copies one: three pages, and the state's parts.
     let (parts, mut calls) = (runner.state_parts().len(), 0);
     assert!(parts > 2, "{parts}");
-    while !disk.is_idle() {
+    while !disk.is_idle(scheduler.pool()) {
         disk.save(&runner, scheduler.pool(), 1);
         calls += 1;
     }
@@ -93,7 +100,7 @@ fn a_state_is_saved_and_loaded_part_by_part() {
 
     let (runner, mut scheduler, mut disk) = open(folder.path());
     assert_eq!(snapshot(&runner, &scheduler), None);
-    assert!(disk.hold(prompt(), None, scheduler.pool()).is_none());
+    assert!(hold(&mut disk, scheduler.pool()).is_none());
     assert!(disk.begin_load(scheduler.pool_mut(), 0));
     let mut calls = 0;
     let pool = scheduler.pool_mut();
@@ -111,7 +118,7 @@ fn a_state_is_saved_and_loaded_part_by_part() {
     scheduler.pool().at_rest().unwrap();
 }
 
-/// Who leaves while a state is copied gives its row back.
+/// A request that is cancelled while its state is copied gives its row back.
 #[test]
 fn a_request_that_leaves_holds_no_state() {
     let folder = TempDir::new().unwrap();
@@ -121,7 +128,7 @@ fn a_request_that_leaves_holds_no_state() {
     drop(disk);
 
     let (runner, mut scheduler, mut disk) = open(folder.path());
-    assert!(disk.hold(prompt(), None, scheduler.pool()).is_none());
+    assert!(hold(&mut disk, scheduler.pool()).is_none());
     let pool = scheduler.pool_mut();
     assert!(disk.begin_load(pool, 0));
     while pool.blank_states() == ROWS {
@@ -129,7 +136,7 @@ fn a_request_that_leaves_holds_no_state() {
     }
     assert!(disk.holds_pages());
     disk.forget(SeqId(0), pool);
-    assert!(disk.is_idle() && !disk.holds_pages());
+    assert!(disk.is_idle(pool) && !disk.holds_pages());
     assert_eq!(pool.blank_states(), ROWS);
     // Its pages are there, and nothing goes on after them.
     assert_eq!((pool.find_pages(Chain::ROOT, &prompt().tokens).len(), pool.available()), (3, 16));
@@ -153,12 +160,12 @@ fn a_state_that_is_evicted_meanwhile_is_not_saved() {
     let rows: Vec<StateRow> = std::iter::from_fn(|| scheduler.pool_mut().take_state()).collect();
     assert_eq!(rows.len(), ROWS);
     disk.save(&runner, scheduler.pool(), 1);
-    assert!(disk.is_idle() && !lock(&disk.index).has(&key));
+    assert!(disk.is_idle(scheduler.pool()) && !lock(&disk.index).has(&key));
     disk.close(&runner, scheduler.pool_mut());
     drop(disk);
     // Its pages are on disk, and of no use.
     let (_, scheduler, mut disk) = open(folder.path());
-    assert!(disk.hold(prompt(), None, scheduler.pool()).is_some());
+    assert!(hold(&mut disk, scheduler.pool()).is_some());
 }
 
 /// A state is loaded alone where its pages are in memory.
@@ -170,7 +177,7 @@ fn an_evicted_state_comes_back_to_its_pages() {
     let (_, want) = snapshot(&runner, &scheduler).unwrap();
     disk.save(&runner, scheduler.pool(), usize::MAX);
     let begun = Instant::now();
-    while !disk.files.has_room(QUEUED) {
+    while !disk.thread.has_room(QUEUED) {
         assert!(begun.elapsed() < PATIENCE);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -180,7 +187,7 @@ fn an_evicted_state_comes_back_to_its_pages() {
     let blank = pool.available();
     assert_eq!((snapshot(&runner, &scheduler), rows.len()), (None, ROWS));
 
-    assert!(disk.hold(prompt(), None, scheduler.pool()).is_none());
+    assert!(hold(&mut disk, scheduler.pool()).is_none());
     let mut ready = Vec::new();
     while ready.is_empty() {
         ready = disk.advance(&runner, &mut scheduler);

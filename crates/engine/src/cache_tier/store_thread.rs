@@ -1,4 +1,4 @@
-//! [`Files`]: the thread that reads and writes a [`RecordStore`], so that no step waits for a disk.
+//! [`StoreThread`]: the thread that reads and writes a [`Store`], so that no step waits for a disk.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::index::lock;
 use super::key::RecordName;
-use super::store::RecordStore;
+use super::store::Store;
 
-/// How long nothing is saved after something could not be written: a full disk does not get room by trying again at once.
-const PAUSE: Duration = Duration::from_secs(60);
+/// Time for which nothing is saved after a failed write: a full disk does not get room by trying again at once.
+pub(super) const PAUSE: Duration = Duration::from_secs(60);
 
 /// A record to write.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Save {
 #[derive(Debug)]
 pub(super) struct Load {
     pub(super) records: Vec<RecordName>,
-    pub(super) contents: SyncSender<Vec<u8>>,
+    pub(super) contents: SyncSender<Arc<Vec<u8>>>,
 }
 
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Whether so many more bytes may wait to be written, if `most` may. What is larger must wait alone.
+    /// True if so many more bytes may wait to be written, if `most` may. What is larger must wait alone.
     fn has_room(&self, bytes: usize, most: usize) -> bool {
         self.unwritten == 0 || self.unwritten + bytes <= most
     }
@@ -67,27 +67,27 @@ impl Shared {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct StoreThread {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     /// Most bytes that wait to be written.
     most: usize,
 }
 
-impl Files {
+impl StoreThread {
     /// Starts the thread. At most `most` bytes wait to be written, or a single record.
-    pub(super) fn start(store: RecordStore, most: usize) -> io::Result<Files> {
+    pub(super) fn start(store: impl Store, most: usize) -> io::Result<StoreThread> {
         let shared = Arc::new(Shared::default());
         let own = shared.clone();
-        let thread = std::thread::Builder::new().name("tallow-disk-cache".into());
+        let thread = std::thread::Builder::new().name("tallow-cache".into());
         let thread = thread.spawn(move || {
             let ended = Ended(own);
             serve(&ended.0, store);
         })?;
-        Ok(Files { shared, thread: Some(thread), most })
+        Ok(StoreThread { shared, thread: Some(thread), most })
     }
 
-    /// Whether a record with so many bytes may be queued for writing.
+    /// True if a record with so many bytes may be queued for writing.
     pub(super) fn has_room(&self, bytes: usize) -> bool {
         self.shared.lock().has_room(bytes, self.most)
     }
@@ -112,7 +112,7 @@ impl Files {
         self.shared.work.notify_one();
     }
 
-    /// Whether the thread is still there.
+    /// True if the thread is still there.
     pub(super) fn is_alive(&self) -> bool {
         !self.shared.lock().ended
     }
@@ -148,7 +148,7 @@ impl Files {
     }
 }
 
-impl Drop for Files {
+impl Drop for StoreThread {
     fn drop(&mut self) {
         self.close(Duration::ZERO);
     }
@@ -193,7 +193,7 @@ fn next(shared: &Shared) -> Option<Job> {
     }
 }
 
-fn serve(shared: &Shared, mut store: RecordStore) {
+fn serve(shared: &Shared, mut store: impl Store) {
     let index = store.index().clone();
     let mut paused: Option<Instant> = None;
     while let Some(job) = next(shared) {
@@ -207,15 +207,16 @@ fn serve(shared: &Shared, mut store: RecordStore) {
             }
             Job::Save(Save { name, content }) => {
                 let pauses = paused.is_some_and(|until| Instant::now() < until);
-                let written = if pauses { Ok(false) } else { store.save(&name, &content).map(|()| true) };
+                let bytes = content.len();
+                let written = if pauses { Ok(false) } else { store.save(&name, content).map(|()| true) };
                 if !matches!(written, Ok(true)) {
                     lock(&index).drop_queued(&name.key);
                 }
                 if let Err(why) = written {
-                    tracing::warn!("{}: {why}; no pages are saved for a minute", store.folder().display());
+                    tracing::warn!("{}: {why}; no pages are saved for a minute", store.label());
                     paused = Some(Instant::now() + PAUSE);
                 }
-                shared.lock().unwritten -= content.len();
+                shared.lock().unwritten -= bytes;
             }
         }
         shared.done.notify_all();
@@ -232,14 +233,14 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::disk_cache::folder::{Folder, SegmentFile};
-    use crate::disk_cache::index::SharedIndex;
-    use crate::disk_cache::key::{Keys, fingerprint};
-    use crate::disk_cache::store::RecordShape;
+    use crate::cache_tier::folder::{Folder, SegmentFile};
+    use crate::cache_tier::index::SharedIndex;
+    use crate::cache_tier::key::{Keys, fingerprint};
+    use crate::cache_tier::store::{RecordShape, RecordStore};
 
     const SHAPE: RecordShape = RecordShape { tokens: 2, page: 8, state: None };
 
-    fn start(dir: &Path) -> (Files, SharedIndex, Vec<RecordName>) {
+    fn start(dir: &Path) -> (StoreThread, SharedIndex, Vec<RecordName>) {
         let folder = Folder::open(dir).unwrap();
         let keys = Keys::new(folder.secret().unwrap(), fingerprint([&b"a model"[..]]));
         let mut after = keys.start(None);
@@ -252,42 +253,42 @@ mod tests {
         let pages = (0..100).map(page).collect();
         let store = RecordStore::open(folder, keys, SHAPE, 1 << 20, Arc::default()).unwrap();
         let index = store.index().clone();
-        (Files::start(store, 800).unwrap(), index, pages)
+        (StoreThread::start(store, 800).unwrap(), index, pages)
     }
 
-    fn save(files: &Files, index: &SharedIndex, page: &RecordName) {
+    fn save(thread: &StoreThread, index: &SharedIndex, page: &RecordName) {
         assert!(lock(index).queue_if(page.key, |_| true));
-        files.save(Save { name: page.clone(), content: vec![page.tokens[0] as u8; 8] });
+        thread.save(Save { name: page.clone(), content: vec![page.tokens[0] as u8; 8] });
     }
 
-    fn load(files: &Files, pages: &[RecordName]) -> Receiver<Vec<u8>> {
+    fn load(thread: &StoreThread, pages: &[RecordName]) -> Receiver<Arc<Vec<u8>>> {
         let (contents, receiver) = sync_channel(1);
-        files.load(Load { records: pages.to_vec(), contents });
+        thread.load(Load { records: pages.to_vec(), contents });
         receiver
     }
 
     #[test]
     fn all_that_is_queued_is_written_before_the_end() {
         let dir = TempDir::new().unwrap();
-        let (mut files, index, pages) = start(dir.path());
-        pages.iter().for_each(|page| save(&files, &index, page));
-        assert!(files.close(Duration::from_secs(20)) && !files.is_alive());
-        let (files, _, pages) = start(dir.path());
-        let contents: Vec<Vec<u8>> = load(&files, &pages).iter().collect();
+        let (mut thread, index, pages) = start(dir.path());
+        pages.iter().for_each(|page| save(&thread, &index, page));
+        assert!(thread.close(Duration::from_secs(20)) && !thread.is_alive());
+        let (thread, _, pages) = start(dir.path());
+        let contents: Vec<Vec<u8>> = load(&thread, &pages).iter().map(|content| content.to_vec()).collect();
         let want: Vec<Vec<u8>> = (0..100).map(|i| vec![i; 8]).collect();
         assert_eq!(contents, want);
         // Whoever does not want the rest holds up nobody.
-        let mut some = load(&files, &pages);
-        assert_eq!(some.recv(), Ok(vec![0; 8]));
-        some = load(&files, &pages[98..]);
+        let mut some = load(&thread, &pages);
+        assert_eq!(some.recv(), Ok(Arc::new(vec![0; 8])));
+        some = load(&thread, &pages[98..]);
         assert_eq!(some.iter().count(), 2);
         // Contents come up to the first that is not there.
         let missing = RecordName { key: pages[0].after, ..pages[1].clone() };
         let asked = [pages[0].clone(), missing, pages[2].clone()];
-        assert_eq!(load(&files, &asked).iter().count(), 1);
+        assert_eq!(load(&thread, &asked).iter().count(), 1);
     }
 
-    /// What waits to be written is bounded by bytes; what is larger than the bound waits alone.
+    /// Records that wait to be written are bounded by bytes; one that is larger than the bound waits alone.
     #[test]
     fn so_many_bytes_wait_to_be_written() {
         let queue = |unwritten| Queue { unwritten, ..Queue::default() };
@@ -295,34 +296,34 @@ mod tests {
         assert!(queue(60).has_room(40, 100) && !queue(61).has_room(40, 100));
         assert!(!queue(1).has_room(1000, 100));
         let dir = TempDir::new().unwrap();
-        let (mut files, index, pages) = start(dir.path());
-        pages.iter().for_each(|page| save(&files, &index, page));
+        let (mut thread, index, pages) = start(dir.path());
+        pages.iter().for_each(|page| save(&thread, &index, page));
         // Room again once all is written, and not before.
         let begun = Instant::now();
-        while !files.has_room(800) {
-            files.wait_for_room(800, Duration::from_millis(10));
+        while !thread.has_room(800) {
+            thread.wait_for_room(800, Duration::from_millis(10));
             assert!(begun.elapsed() < Duration::from_secs(20));
         }
         assert!(lock(&index).touch(&pages[99].key, std::time::SystemTime::now()));
-        assert!(files.close(Duration::from_secs(20)));
+        assert!(thread.close(Duration::from_secs(20)));
     }
 
     /// A disk that is full now is not tried again at once.
     #[test]
     fn after_a_failure_nothing_is_saved_for_a_while() {
         let dir = TempDir::new().unwrap();
-        let (mut files, index, pages) = start(dir.path());
+        let (mut thread, index, pages) = start(dir.path());
         let taken = dir.path().join(SegmentFile::name(&fingerprint([&b"a model"[..]]), 0));
         fs::create_dir(&taken).unwrap();
-        save(&files, &index, &pages[0]);
+        save(&thread, &index, &pages[0]);
         let begun = Instant::now();
         while lock(&index).has(&pages[0].key) {
             assert!(begun.elapsed() < Duration::from_secs(20));
             std::thread::sleep(Duration::from_millis(1));
         }
         fs::remove_dir(&taken).unwrap();
-        save(&files, &index, &pages[0]);
-        assert!(files.close(Duration::from_secs(20)));
+        save(&thread, &index, &pages[0]);
+        assert!(thread.close(Duration::from_secs(20)));
         assert!(!lock(&index).has(&pages[0].key) && !taken.exists());
     }
 }

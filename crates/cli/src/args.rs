@@ -171,7 +171,7 @@ pub(crate) struct Serve {
     /// What was not used for the longest time is removed first.
     #[arg(long, value_name = "MIB")]
     pub cache_disk_size: Option<u64>,
-    /// Keep pages that a GPU's prefix cache evicts in the host's memory, up to so many MiB
+    /// Host memory for pages that a GPU evicts, in MiB
     ///
     /// They are loaded from there in place of being computed again. On the CPU the cache is in that memory already, and this is
     /// ignored with a warning. With --cache-disk it comes first.

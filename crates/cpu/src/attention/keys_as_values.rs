@@ -13,19 +13,33 @@ const TOGETHER: usize = 4;
 pub(super) fn transpose<E: bytemuck::Pod>(keys: &[E], dim: usize, values: &mut [E]) {
     let (keys, values) = (&keys[..BLOCK * dim], &mut values[..BLOCK * dim]);
     for (d, keys) in (0..dim).step_by(TOGETHER).zip(keys.chunks_exact(TOGETHER * BLOCK)) {
-        // Interleaved in registers, then stored.
-        let mut lines = [[E::zeroed(); TOGETHER]; BLOCK];
-        for i in 0..BLOCK {
-            for e in 0..TOGETHER {
-                lines[i][e] = keys[e * BLOCK + i];
-            }
-        }
-        for (values, line) in values.chunks_exact_mut(dim).zip(lines) {
-            values[d..d + TOGETHER].copy_from_slice(&line);
+        for (i, values) in values.chunks_exact_mut(dim).enumerate() {
+            let four = std::array::from_fn(|e| keys[e * BLOCK + i]);
+            put(four, &mut values[d..d + TOGETHER]);
         }
     }
     for d in dim / TOGETHER * TOGETHER..dim {
         (0..BLOCK).for_each(|i| values[i * dim + d] = keys[d * BLOCK + i]);
+    }
+}
+
+/// Stores elements next to each other: narrow ones by one instruction.
+#[inline(always)]
+fn put<E: bytemuck::Pod>(elements: [E; TOGETHER], to: &mut [E]) {
+    match size_of::<E>() {
+        2 => {
+            let bits = |x: &E| u64::from(bytemuck::cast::<E, u16>(*x).to_le());
+            let [a, b, c, d] = elements.each_ref().map(bits);
+            let word = a | b << 16 | c << 32 | d << 48;
+            bytemuck::cast_slice_mut::<E, u8>(to).copy_from_slice(&word.to_le_bytes());
+        }
+        1 => {
+            let bits = |x: &E| u32::from(bytemuck::cast::<E, u8>(*x));
+            let [a, b, c, d] = elements.each_ref().map(bits);
+            let word = a | b << 8 | c << 16 | d << 24;
+            bytemuck::cast_slice_mut::<E, u8>(to).copy_from_slice(&word.to_le_bytes());
+        }
+        _ => to.copy_from_slice(&elements),
     }
 }
 
@@ -73,15 +87,20 @@ pub(super) fn tile_lines(keys: &[u16], len: usize, lines: &mut [[u32; COLUMNS]; 
 mod tests {
     use super::*;
 
+    fn transposed<E: bytemuck::Pod + PartialEq + std::fmt::Debug>(keys: Vec<E>, dim: usize) {
+        let mut values = vec![E::zeroed(); dim * BLOCK];
+        transpose(&keys, dim, &mut values);
+        for (at, value) in values.iter().enumerate() {
+            assert_eq!(*value, keys[at % dim * BLOCK + at / dim], "element {at} of {dim}");
+        }
+    }
+
     #[test]
     fn values_are_the_transpose_of_keys() {
         for dim in [1, 7, 8, 20, 576] {
-            let keys: Vec<f32> = (0..dim * BLOCK).map(|i| i as f32).collect();
-            let mut values = vec![-1.0; dim * BLOCK];
-            transpose(&keys, dim, &mut values);
-            for (at, value) in values.iter().enumerate() {
-                assert_eq!(*value, keys[at % dim * BLOCK + at / dim], "element {at} of {dim}");
-            }
+            transposed((0..dim * BLOCK).map(|i| i as f32).collect(), dim);
+            transposed((0..dim * BLOCK).map(|i| i as u16).collect(), dim);
+            transposed((0..dim * BLOCK).map(|i| (i % 251) as u8).collect(), dim);
         }
     }
 

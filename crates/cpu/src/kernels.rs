@@ -233,7 +233,8 @@ impl Kernels {
         }
     }
 
-    /// Fuzz targets have scalar kernels alone: instrumenting those of all instruction sets takes ten minutes.
+    /// Fuzz targets have scalar kernels alone, since instrumenting kernels takes minutes for each instruction set: they load
+    /// models and compute nothing, and weights are packed alike for all.
     #[cfg(fuzzing)]
     fn of_vectors(_: Isa) -> Option<&'static Kernels> {
         None

@@ -8,9 +8,7 @@ const WIDTH = 64u;
 override LATENT: u32;
 override OTHERS: u32 = DIM - LATENT;
 #if PAIRS != none
-// Elements that are rotated.
-override ROPE_DIM: u32;
-override HALF: u32 = ROPE_DIM / 2u;
+#include "rope_pairs.wgsl"
 #endif
 
 // Element `e` of the cache's row.
@@ -22,18 +20,7 @@ fn element(row: u32, e: u32, scale: f32) -> f32 {
   return y;
 #else
   if (e >= ROPE_DIM) { return y; }
-#if PAIRS == halves
-  let is_first = e < HALF;
-  let angle = e % HALF;
-  let other = select(e - HALF, e + HALF, is_first);
-#else
-  let is_first = e % 2u == 0u;
-  let angle = e / 2u;
-  let other = select(e - 1u, e + 1u, is_first);
-#endif
-  let turn = p.table_at + plan[p.positions_at + row] * p.table_stride + angle;
-  let crossed = x[at + LATENT + other] * table[turn + HALF];
-  return fma(y, table[turn], select(crossed, -crossed, is_first));
+  return rotated(row, e, y, x[at + LATENT + other_of_pair(e)]);
 #endif
 }
 

@@ -34,17 +34,7 @@ fn #{S}_element(row: u32, c: u32, scale: f32) -> f32 {
 #else
   let e = c % DIM;
   if (e >= ROPE_DIM) { return y; }
-#if PAIRS == halves
-  let is_first = e < HALF;
-  let angle = e % HALF;
-  let other = select(c - HALF, c + HALF, is_first);
-#else
-  let is_first = e % 2u == 0u;
-  let angle = e / 2u;
-  let other = select(c - 1u, c + 1u, is_first);
-#endif
-  let at = p.table_at + plan[p.positions_at + row] * p.table_stride + angle;
-  let crossed = #{S}_normed(row, other, scale) * table[at + HALF];
-  return fma(y, table[at], select(crossed, -crossed, is_first));
+  let other = c - e + other_of_pair(e);
+  return rotated(row, e, y, #{S}_normed(row, other, scale));
 #endif
 }

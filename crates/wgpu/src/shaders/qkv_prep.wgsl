@@ -9,9 +9,7 @@ const WIDTH = 64u;
 override DIM: u32;
 #endif
 #if PAIRS != none
-// Elements of a head that are rotated; the rest are not.
-override ROPE_DIM: u32;
-override HALF: u32 = ROPE_DIM / 2u;
+#include "rope_pairs.wgsl"
 #endif
 
 #for S in q k

@@ -86,6 +86,18 @@ fn what_was_evicted_comes_back() {
     comes_to_rest(&engine);
 }
 
+/// The first of six requests was evicted from the engine's KV cache, and comes back from RAM.
+fn comes_back(engine: &EngineHandle, cold: Vec<Choice>, what: &str) {
+    engine.cache_in_ram(ROOMY).unwrap();
+    for i in 0..6 {
+        said(engine, ask(&prompt(i)));
+    }
+    saved_in(engine, &engine.stats().ram);
+    assert_eq!(said(engine, ask(&prompt(0))), (28, cold), "{what}");
+    assert_eq!(hits(engine), (28, 0), "{what}");
+    comes_to_rest(engine);
+}
+
 #[test]
 fn what_was_evicted_of_a_hybrid_comes_back() {
     for name in HYBRIDS {
@@ -93,15 +105,7 @@ fn what_was_evicted_of_a_hybrid_comes_back() {
             start_model(|| Cpu::new(Isa::best(), 2).unwrap(), hybrid(name), shape(DType::F32, pages, rows))
         };
         let (_, cold) = said(&start(64, 2 * SLOTS + 8), ask(&prompt(0)));
-        let engine = start(FEW, 2 * SLOTS + 1);
-        engine.cache_in_ram(ROOMY).unwrap();
-        for i in 0..6 {
-            said(&engine, ask(&prompt(i)));
-        }
-        saved_in(&engine, &engine.stats().ram);
-        assert_eq!(said(&engine, ask(&prompt(0))), (28, cold), "{name}");
-        assert_eq!(hits(&engine), (28, 0), "{name}");
-        comes_to_rest(&engine);
+        comes_back(&start(FEW, 2 * SLOTS + 1), cold, name);
     }
 }
 
@@ -260,14 +264,7 @@ fn what_was_evicted_comes_back_to_a_gpu() {
             start_model(move || Wgpu::open(&found).unwrap(), model(), shape)
         };
         let (_, cold) = said(&start(), ask(&prompt(0)));
-        let engine = start();
-        engine.cache_in_ram(ROOMY).unwrap();
-        for i in 0..6 {
-            said(&engine, ask(&prompt(i)));
-        }
-        saved_in(&engine, &engine.stats().ram);
-        assert_eq!(said(&engine, ask(&prompt(0))), (28, cold), "{dtype}");
-        assert_eq!(hits(&engine), (28, 0), "{dtype}");
+        comes_back(&start(), cold, &dtype.to_string());
     }
 }
 
@@ -281,14 +278,7 @@ fn a_hybrid_comes_back_to_a_gpu() {
         start_model(move || Wgpu::open(&found).unwrap(), hybrid("qwen3.5"), shape)
     };
     let (_, cold) = said(&start(), ask(&prompt(0)));
-    let engine = start();
-    engine.cache_in_ram(ROOMY).unwrap();
-    for i in 0..6 {
-        said(&engine, ask(&prompt(i)));
-    }
-    saved_in(&engine, &engine.stats().ram);
-    assert_eq!(said(&engine, ask(&prompt(0))), (28, cold));
-    assert_eq!(hits(&engine), (28, 0));
+    comes_back(&start(), cold, "qwen3.5");
 }
 
 #[test]

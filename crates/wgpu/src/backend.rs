@@ -1,5 +1,7 @@
 //! The [`Backend`] of [`Wgpu`]: each op allocates its result and launches kernels.
 
+use std::rc::Rc;
+
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Epilogue, Ffn, GatedDelta, IndexMode,
     IndexRows, KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols,
@@ -78,7 +80,7 @@ impl Backend for Wgpu {
 
     fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Replay>> {
         let (gpu, captured) = (self.gpu.clone(), self.gpu.capture(work)?);
-        Ok(captured.map(|captured| Replay::new(move || gpu.replay(&captured))))
+        Ok(captured.map(Rc::from).map(|captured| Replay::new(move || gpu.replay(&captured))))
     }
 
     fn embed(&self, op: &Embed<'_, Wgpu>) -> Result<Tensor<Wgpu>> {

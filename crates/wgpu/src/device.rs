@@ -219,7 +219,7 @@ pub(crate) struct Run<'a> {
     pub block: &'a Block,
     /// Row of the block at which they begin.
     pub at: usize,
-    /// Which rows of the tensor.
+    /// Its rows of the tensor.
     pub rows: Range<usize>,
 }
 

@@ -123,7 +123,7 @@ type Directive = (&'static str, &'static str);
 struct Expander<'a> {
     files: &'a [File],
     defines: &'a [Define],
-    /// Whether each define has been read.
+    /// For each define, true if it has been read.
     used: Vec<bool>,
     /// Names and values of the enclosing `#for`s.
     loops: Vec<(&'static str, String)>,

@@ -1,6 +1,6 @@
 //! Measures the device's current peak memory bandwidth and arithmetic throughput: the roofline for speeds.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tallow_core::Result;
 
@@ -55,17 +55,22 @@ impl SpeedProbe {
     }
 }
 
+/// A GPU that was idle needs some time to raise its clocks.
+const WARM_UP: Duration = Duration::from_millis(200);
+
 /// Shortest time of a few runs of `n` launches each, in seconds. The first run compiles the kernel and is not counted.
 fn best(b: &Wgpu, n: usize, launch: impl Fn() -> Result<()>) -> Result<f64> {
     let mut least = f64::INFINITY;
-    for go in 0..4 {
+    let (start, mut runs) = (Instant::now(), 0);
+    while runs < 4 || start.elapsed() < WARM_UP {
         let begun = Instant::now();
         (0..n).try_for_each(|_| launch())?;
         b.gpu.submit()?;
         b.gpu.wait()?;
-        if go > 0 {
+        if runs > 0 {
             least = least.min(begun.elapsed().as_secs_f64());
         }
+        runs += 1;
     }
     Ok(least.max(1e-9))
 }

@@ -241,6 +241,37 @@ fn tensors_larger_than_a_binding() {
     assert!(matches!(cut.alloc(DType::F32, 1, 1000), Err(Error::OutOfMemory { .. })));
 }
 
+/// Layers of many outputs are cut into other workgroups than those of few, and many rows into others than few, with the
+/// same results bit for bit.
+#[test]
+fn many_outputs_are_summed_as_few() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    // A few more segments of inputs than strands, and outputs that fill no whole group.
+    let (many, few, cols) = ((1 << 15) + 40, 40, 33 * 32);
+    let width = Format::Q8_0.row_bytes(cols).unwrap();
+    let mut bytes = vec![0; width * many];
+    tallow_quant::pack(Format::Q8_0, &numbers(7, many * cols), &mut bytes).unwrap();
+    let linear = |bytes: &[u8]| {
+        let rows = bytes.len() / width;
+        LinearWeights::new(b.prepare(HostWeight::new(Format::Q8_0, rows, cols, bytes)).unwrap(), None)
+    };
+    let (all, last) = (linear(&bytes), linear(&bytes[width * (many - few)..]));
+    let mut alone = Vec::new();
+    for rows in [1, 3, 8, 20] {
+        // The first row is the same each time.
+        let x = b.upload(&numbers(5, rows * cols), rows, cols).unwrap();
+        let y = |weights| {
+            let y = b.run(Linear { x: &x, weights, epilogue: Epilogue::NONE }).unwrap();
+            b.download::<f32>(&y.col_range(y.cols() - few..y.cols())).unwrap()
+        };
+        let (all, last) = (y(&all), y(&last));
+        assert!(all == last && all.iter().any(|y| *y != 0.0), "{rows} rows");
+        alone.extend_from_slice(if rows == 1 { &all } else { &[] });
+        assert!(all[..few] == alone, "{rows} rows");
+    }
+}
+
 fn blocks(w: &tallow_core::Weight<Wgpu>) -> usize {
     match w {
         tallow_core::Weight::Blocks { data, .. } => data.buf().blocks().len(),

@@ -164,7 +164,7 @@ impl Layout {
     }
 }
 
-/// How the weights that a kernel reads are stored.
+/// Storage of the weights that a kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stored {
     /// Packed in groups of rows, as described at the top of this module.

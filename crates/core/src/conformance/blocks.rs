@@ -152,6 +152,7 @@ fn ffn<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     ] {
         ffn_of(t, rows, 96, act, ups, scale)?;
     }
+    ffn_of(t, 3, 1056, Activation::Silu, &mixed, 1.0)?;
     Activation::ALL.into_iter().try_for_each(|act| ffn_of(t, 2, 96, act, &mixed, 1.0))?;
     t.suite.formats.iter().try_for_each(|format| ffn_of(t, 2, 256, Activation::Silu, &[*format; 2], 1.0))
 }

@@ -8,12 +8,13 @@ cases!(embed dequant matmul linear linear_alone);
 /// Row widths that a format can store, odd ones where possible.
 fn widths(format: Format) -> &'static [usize] {
     match format.block_weights() {
-        // Rows may end within a block: see `HostWeight::row_bytes`.
-        32 if format == Format::Q8_0 => &[7, 32, 352, 300, 16],
+        // Rows may end within a block: see `HostWeight::row_bytes`. Sums over many inputs may be cut in another way.
+        32 if format == Format::Q8_0 => &[1088, 7, 32, 352, 300, 16],
         1 => &[1, 7, 48, 65, 172, 300],
         32 => &[32, 96, 352],
         64 => &[64, 192, 320],
         128 => &[128, 384],
+        256 if format == Format::Q4K => &[1024, 256, 768],
         _ => &[256, 768],
     }
 }

@@ -34,9 +34,9 @@ pub struct Device {
     pub name: String,
     /// Driver and its version.
     pub driver: String,
-    /// Whether it is a software renderer on the CPU.
+    /// True if it is a software renderer on the CPU.
     pub is_software: bool,
-    /// Whether it shares the host's memory (integrated GPU).
+    /// True if it shares the host's memory (integrated GPU).
     pub shares_memory: bool,
     /// Total and free bytes of device memory. `None` if the driver does not report them.
     pub memory: Option<(u64, u64)>,

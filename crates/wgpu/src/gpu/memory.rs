@@ -31,7 +31,7 @@ impl Block {
         self.0.id
     }
 
-    /// Whether both are the same memory.
+    /// True if both are the same memory.
     pub(crate) fn is(&self, other: &Block) -> bool {
         self.0.id == other.0.id
     }

@@ -25,7 +25,7 @@ use fault::Faults;
 pub(crate) use memory::{Block, Pool};
 pub(crate) use record::{Access, Arg, Kernel, Launch, Param};
 use record::{Pipeline, Recorded};
-use replay::Capture;
+use replay::{Ahead, Capture};
 
 /// Counters of device activity. Differences give the cost of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct Counts {
     pub reads: usize,
     /// Replays of captured launches.
     pub replays: usize,
+    /// Of these, replays whose commands had been encoded while the device worked.
+    pub encoded_ahead: usize,
 }
 
 /// A device, its queue, and the work recorded for it.
@@ -52,6 +54,8 @@ pub(crate) struct Gpu {
     captured_pool: Rc<Pool>,
     /// The capture under way.
     capture: RefCell<Option<Capture>>,
+    /// Replays, so that their commands are encoded while the device works.
+    encoded_ahead: RefCell<Ahead>,
     pipelines: RefCell<HashMap<Kernel, Rc<Pipeline>>>,
     groups: RefCell<HashMap<(usize, Vec<u64>), wgpu::BindGroup>>,
     recorded: RefCell<Vec<Recorded>>,
@@ -111,6 +115,7 @@ impl Gpu {
         let gpu = Gpu {
             captured_pool: Rc::new(pool.shared()),
             capture: RefCell::default(),
+            encoded_ahead: RefCell::default(),
             pool: Rc::new(pool),
             limits,
             about,
@@ -160,6 +165,7 @@ impl Gpu {
         // Out of memory: free unused blocks, and the recorded work and bind groups that still reference them.
         self.submit()?;
         self.groups.borrow_mut().clear();
+        self.encoded_ahead.take();
         // Captured launches keep the buffers that they use.
         let trimmed = [self.pool.trim(), self.captured_pool.trim()];
         if trimmed == [false, false] {
@@ -228,6 +234,7 @@ impl Gpu {
         self.count(|c| c.reads += 1);
         let (tell, told) = std::sync::mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, 0..bytes, move |mapped| drop(tell.send(mapped)));
+        self.encode_ahead();
         self.wait()?;
         let failed = |why: String| Error::Device { device: self.about.name.clone(), why };
         match told.try_recv() {
@@ -260,6 +267,12 @@ impl Gpu {
         polled.map(|_| ()).map_err(failed)
     }
 
+    fn encode(&self, recorded: &[Recorded]) -> wgpu::CommandBuffer {
+        let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
+        record::encode(&mut encoder, recorded);
+        encoder.finish()
+    }
+
     /// Submits the recorded work. At most one submission runs while the next is recorded, so that a cancelled request
     /// does not have to wait for many.
     pub(crate) fn submit(&self) -> Result<()> {
@@ -270,16 +283,16 @@ impl Gpu {
         if let Some(capture) = self.capture.borrow_mut().as_mut() {
             capture.add(&recorded, &params, work);
         }
-        if recorded.is_empty() {
+        let replay = self.encoded_ahead.borrow_mut().next.take();
+        if recorded.is_empty() && replay.is_none() {
             return self.faults.check();
         }
+        let commands = (!recorded.is_empty()).then(|| self.encode(&recorded));
         self.wait()?;
         if !params.is_empty() {
             self.queue.write_buffer(&self.params_buffer, 0, &params);
         }
-        let mut encoder = self.device.create_command_encoder(&CommandEncoderDescriptor::default());
-        record::encode(&mut encoder, &recorded);
-        self.queue.submit([encoder.finish()]);
+        self.queue.submit(replay.into_iter().chain(commands));
         self.ahead.set(0);
         self.count(|c| c.submits += 1);
         self.faults.check()

@@ -1,5 +1,7 @@
 //! Captured launches, which are recorded again as they are.
 
+use std::rc::Rc;
+
 use tallow_core::Result;
 
 use super::record::Recorded;
@@ -12,6 +14,18 @@ pub(crate) struct Captured {
     params: Vec<u8>,
     work: u64,
     dispatches: usize,
+}
+
+/// Encoding the commands of a replay takes longer than recording them, so it is done ahead of time, while the device
+/// works: the replay after this one is mostly the same.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    /// The replay that came last, if its parameters are the first of their submission.
+    last: Option<Rc<[Captured]>>,
+    /// Encoded commands of a replay, as they are at the beginning of a submission.
+    encoded: Option<(Rc<[Captured]>, wgpu::CommandBuffer)>,
+    /// Encoded commands with which the next submission begins, before what is recorded.
+    pub next: Option<wgpu::CommandBuffer>,
 }
 
 /// A capture under way.
@@ -76,8 +90,40 @@ impl Gpu {
         }
     }
 
-    /// Records again what was captured.
-    pub(crate) fn replay(&self, captured: &[Captured]) -> Result<()> {
+    /// Records again what was captured, or uses what was encoded ahead of time.
+    pub(crate) fn replay(&self, captured: &Rc<[Captured]>) -> Result<()> {
+        self.count(|c| c.replays += 1);
+        // Parameters of encoded commands lie at fixed offsets.
+        let begins = self.recorded.borrow().is_empty()
+            && self.params.borrow().is_empty()
+            && self.capture.borrow().is_none();
+        let (true, [one]) = (begins, &captured[..]) else { return self.record_again(captured) };
+        let mut ahead = self.encoded_ahead.borrow_mut();
+        ahead.last = Some(captured.clone());
+        let Some((_, commands)) = ahead.encoded.take_if(|(of, _)| Rc::ptr_eq(of, captured)) else {
+            drop(ahead);
+            return self.record_again(captured);
+        };
+        ahead.next = Some(commands);
+        self.params.borrow_mut().extend_from_slice(&one.params);
+        self.work.set(one.work);
+        self.count(|c| {
+            (c.dispatches, c.encoded_ahead) = (c.dispatches + one.dispatches, c.encoded_ahead + 1)
+        });
+        Ok(())
+    }
+
+    /// Encodes the commands of the replay that came last, in case it comes again.
+    pub(super) fn encode_ahead(&self) {
+        let mut ahead = self.encoded_ahead.borrow_mut();
+        let Some(captured) = ahead.last.take() else { return };
+        if ahead.encoded.as_ref().is_none_or(|(of, _)| !Rc::ptr_eq(of, &captured)) {
+            let commands = self.encode(&captured[0].recorded);
+            ahead.encoded = Some((captured, commands));
+        }
+    }
+
+    fn record_again(&self, captured: &[Captured]) -> Result<()> {
         for Captured { recorded, params, work, dispatches } in captured {
             debug_assert!(params.len() <= PARAMS as usize);
             self.make_room(params.len(), *work)?;
@@ -96,7 +142,6 @@ impl Gpu {
             self.recorded.borrow_mut().extend(moved);
             self.count(|c| c.dispatches += dispatches);
         }
-        self.count(|c| c.replays += 1);
         Ok(())
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Pages {
     /// Blocks of memory, and pages per block if there are several.
     blocks: usize,
     each: usize,
-    /// Whether the values are the keys.
+    /// True if the values are the keys.
     pub keys_as_values: bool,
 }
 
@@ -52,7 +52,7 @@ impl Pages {
         4 / self.dtype.size()
     }
 
-    /// Whether elements are 8-bit codes with scales.
+    /// True if elements are 8-bit codes with scales.
     pub(super) fn is_scaled(&self) -> bool {
         self.dtype.max_abs().is_some()
     }

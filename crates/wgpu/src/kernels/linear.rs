@@ -1,10 +1,10 @@
 //! Linear layers: GEMV for few rows, tiled GEMM for many.
 //!
 //! Both kernels sum in the same order, so that a row's result is bit-identical whichever computes it. The sum over the
-//! inputs is split into eight *strands* of whole segments (split-K). Within a strand, every fourth input goes to the
-//! same of four accumulators, in order; these four are added, then the strands' sums in order. For few rows the strands
-//! of an output are computed in parallel, by one workgroup per 32 outputs. For many rows a workgroup computes a tile of
-//! outputs and rows, strand after strand.
+//! inputs is split into 8 *strands* of whole segments, 32 if there are many (split-K). Within a strand, every fourth
+//! input goes to the same of four accumulators, in order; these four are added, then the strands' sums in order. For few
+//! rows the strands of an output are computed in parallel, all at once or in rounds of 8. For many rows a workgroup
+//! computes a tile of outputs and rows, strand after strand.
 
 use tallow_core::ops::{Epilogue, Ffn};
 use tallow_core::{Activation, LinearWeights, Result, Tensor, Weight};
@@ -17,6 +17,12 @@ use crate::weights::{LANES, PARTS, SEGMENT, Stored, layout};
 
 /// Most rows for which the strands are computed in parallel.
 const FEW: usize = 8;
+/// Invocations of a workgroup of the kernels for few rows.
+const THREADS: usize = 256;
+/// Inputs from which on a sum is cut into more strands. Measured on an H200, as the next: docs/benchmarks.md.
+const MANY_INPUTS: usize = 1024;
+/// Outputs that keep a device busy with 32 of them in a workgroup.
+const MANY_OUTPUTS: usize = 1 << 15;
 /// Outputs per tile of the GEMM.
 const TILE: usize = 64;
 
@@ -145,7 +151,9 @@ impl Wgpu {
 
     fn multiply_some(&self, product: &Product<'_>, parts: &[Part<'_>]) -> Result<()> {
         let rows = product.x.rows();
-        let Tiling { kernel, rows: width, outputs } = Tiling::new(Wgpu::is_few(rows), rows);
+        let all = parts.iter().map(|p| p.rows).sum();
+        let Tiling { kernel, rows: width, outputs } =
+            Tiling::new(Wgpu::is_few(rows), rows, (all, product.x.cols()));
         let kernel = kernel.with("RESIDUAL", product.then.residual.is_some());
         let grid = [tiles(parts, outputs), rows.div_ceil(width) as u32, 1];
         self.gpu.launch(&self.product(product, parts, (kernel, outputs, grid), Matrices::One)?)
@@ -159,12 +167,22 @@ impl Wgpu {
         act: Activation,
     ) -> Result<()> {
         let rows = product.x.rows().next_power_of_two();
-        let kernel = Kernel::new("gemv_glu").with("ROWS", rows).with("ACT", act as usize);
-        let grid = [parts[0].rows.div_ceil(LANES) as u32, 1, 1];
-        self.gpu.launch(&self.product(product, parts, (kernel, LANES, grid), Matrices::One)?)
+        let (kernel, lanes) = Wgpu::gemv("gemv_glu", rows, (parts[0].rows, parts[0].cols));
+        let kernel = kernel.with("ACT", act as usize);
+        let grid = [parts[0].rows.div_ceil(lanes) as u32, 1, 1];
+        self.gpu.launch(&self.product(product, parts, (kernel, lanes, grid), Matrices::One)?)
     }
 
-    /// Whether there are few enough rows for [`multiply_glu`](Wgpu::multiply_glu).
+    /// A kernel for few rows, with the defines of `shaders/strands.wgsl`, and the outputs of its workgroup. With few
+    /// outputs, more workgroups share the layer, each with all strands at once.
+    pub(super) fn gemv(name: &'static str, rows: usize, (outputs, cols): (usize, usize)) -> (Kernel, usize) {
+        let strands = strands(cols);
+        let at_once = if outputs < MANY_OUTPUTS { strands } else { 8 };
+        let kernel = Kernel::new(name).with("ROWS", rows).with("AT_ONCE", at_once);
+        (kernel.with("ROUNDS", strands / at_once), THREADS / at_once)
+    }
+
+    /// True if there are few enough rows for [`multiply_glu`](Wgpu::multiply_glu).
     pub(crate) fn is_few(rows: usize) -> bool {
         rows <= FEW
     }
@@ -181,6 +199,7 @@ impl Wgpu {
         let mut params = vec![
             U("tokens", x.rows() as u32),
             U("segments", cols.div_ceil(SEGMENT) as u32),
+            U("strands", strands(cols) as u32),
             U("cols", cols as u32),
             F("scale", product.then.scale),
             F("cap", product.then.softcap.unwrap_or(0.0)),
@@ -215,7 +234,7 @@ impl Wgpu {
     }
 }
 
-/// Which matrix a workgroup multiplies with: see `shaders/matrices.wgsl`.
+/// Matrix that a workgroup multiplies with: see `shaders/matrices.wgsl`.
 #[derive(Clone, Copy)]
 pub(super) enum Matrices {
     One,
@@ -238,7 +257,7 @@ impl Matrices {
     }
 }
 
-/// How a product is divided among workgroups.
+/// Division of a product among workgroups.
 pub(super) struct Tiling {
     /// GEMV or GEMM.
     pub kernel: Kernel,
@@ -248,15 +267,22 @@ pub(super) struct Tiling {
 }
 
 impl Tiling {
-    /// For about `rows` rows, by the kernel for few rows or the one for many.
-    pub(super) fn new(few: bool, rows: usize) -> Tiling {
+    /// For about `rows` rows, by the kernel for few rows or the one for many. The launch has `outputs` outputs, of `cols`
+    /// inputs.
+    pub(super) fn new(few: bool, rows: usize, (outputs, cols): (usize, usize)) -> Tiling {
         let rows = rows.next_power_of_two();
         if few {
-            return Tiling { kernel: Kernel::new("gemv").with("ROWS", rows), rows, outputs: LANES };
+            let (kernel, outputs) = Wgpu::gemv("gemv", rows, (outputs, cols));
+            return Tiling { kernel, rows, outputs };
         }
         let rows = rows.clamp(16, 64);
         Tiling { kernel: Kernel::new("gemm").with("ROWS_EACH", rows / 16), rows, outputs: TILE }
     }
+}
+
+/// Strands of a sum over so many inputs.
+fn strands(cols: usize) -> usize {
+    if cols < MANY_INPUTS { 8 } else { 32 }
 }
 
 /// Tiles of all parts.
@@ -264,7 +290,7 @@ pub(super) fn tiles(parts: &[Part<'_>], tile: usize) -> u32 {
     parts.iter().map(|part| part.rows.div_ceil(tile) as u32).sum()
 }
 
-/// Whether `x` can be read as `vec4`.
+/// True if `x` can be read as `vec4`.
 fn aligned(x: &Tensor<Wgpu>, matrices: Matrices) -> bool {
     let heads = match matrices {
         Matrices::Heads(columns) => columns.is_multiple_of(4),

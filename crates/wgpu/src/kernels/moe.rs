@@ -15,7 +15,6 @@ use super::stacked::Piece;
 use crate::device::Wgpu;
 use crate::gpu::Param::{F, U};
 use crate::gpu::{Access, Kernel, Launch};
-use crate::weights::LANES;
 
 /// Most bytes of a tensor of pairs: with more rows they are computed in several turns.
 const ROOM: usize = 64 << 20;
@@ -173,12 +172,13 @@ impl Wgpu {
         }
         let hidden = self.like(routed.pairs(), width)?;
         for (parts, first, count) in launches {
-            let kernel = Kernel::new("gemv_glu").with("ROWS", 1usize).with("ACT", op.act as usize);
-            let grid = [width.div_ceil(LANES) as u32, routed.pairs() as u32, 1];
+            let (kernel, lanes) = Wgpu::gemv("gemv_glu", 1, (routed.pairs() * width, parts[0].cols));
+            let kernel = kernel.with("ACT", op.act as usize);
+            let grid = [width.div_ceil(lanes) as u32, routed.pairs() as u32, 1];
             self.launch_experts(
                 (op.x, &hidden),
                 (&parts, first, count),
-                (kernel, LANES, grid),
+                (kernel, lanes, grid),
                 routed,
                 true,
             )?;
@@ -204,7 +204,8 @@ impl Wgpu {
             for (parts, first, count) in ranges {
                 // Rows of an expert, if all are chosen alike.
                 let rows = if routed.is_few() { 1 } else { routed.pairs().div_ceil(routed.experts()) };
-                let Tiling { kernel, rows, outputs } = Tiling::new(routed.is_few(), rows);
+                let all = routed.pairs() * parts.iter().map(|p| p.rows).sum::<usize>();
+                let Tiling { kernel, rows, outputs } = Tiling::new(routed.is_few(), rows, (all, x.cols()));
                 let grid = match routed.is_few() {
                     true => [tiles(&parts, outputs), routed.pairs() as u32, 1],
                     false => [tiles(&parts, outputs), routed.rows().div_ceil(rows) as u32, count as u32],

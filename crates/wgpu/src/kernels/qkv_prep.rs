@@ -86,7 +86,7 @@ impl Wgpu {
         self.prep(&prep)
     }
 
-    /// Whether the kernel supports this QK norm: RMSNorm without bias.
+    /// True if the kernel supports this QK norm: RMSNorm without bias.
     pub(crate) fn is_usual(norm: &Norm<Wgpu>) -> bool {
         norm.kind == NormKind::Rms && norm.bias.is_none()
     }
@@ -112,7 +112,7 @@ impl<'a> Prep<'a> {
         (self.q_groups() + self.k_groups() + self.v.as_ref().map_or(0, |v| v.cols() / self.dim)) as u32
     }
 
-    /// Whether Q, K and V are columns of one tensor.
+    /// True if Q, K and V are columns of one tensor.
     fn is_joint(&self) -> bool {
         self.q.is_some() && self.k.is_some()
     }

@@ -219,7 +219,7 @@ impl Wgpu {
         self.gpu.launch(&Launch { kernel: Kernel::new("tail_sum"), args, params, grid, work: 0 })
     }
 
-    /// Whether both tensors are in the same block: wgpu does not let a kernel bind it for both reading and writing.
+    /// True if both tensors are in the same block: wgpu does not let a kernel bind it for both reading and writing.
     pub(crate) fn share_memory(a: &Tensor<Wgpu>, b: &Tensor<Wgpu>) -> Result<bool> {
         Ok(block(a)?.is(block(b)?))
     }

@@ -81,7 +81,8 @@ impl Wgpu {
             let out = &out.col_range(first * out_dim..(first + count) * out_dim);
             let product = Product { x, out, then: Epilogue::NONE };
             let parts = std::slice::from_ref(part);
-            let Tiling { kernel, rows: width, outputs } = Tiling::new(Wgpu::is_few(rows), rows);
+            let Tiling { kernel, rows: width, outputs } =
+                Tiling::new(Wgpu::is_few(rows), rows, (count * part.rows, x.cols()));
             let kernel = kernel.with("RESIDUAL", false);
             let grid = [tiles(parts, outputs), rows.div_ceil(width) as u32, *count as u32];
             let matrices = Matrices::Heads(head_dim);

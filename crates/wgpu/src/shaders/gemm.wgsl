@@ -66,10 +66,10 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
 #endfor
 #endfor
     }
-    // A strand may end here: strand n ends at segment n * segments / 8.
+    // A strand may end here: strand n ends at segment n * segments / strands.
     let end = segment + 1u;
-    let n = (8u * end + p.segments - 1u) / p.segments;
-    if (n * p.segments < 8u * (end + 1u)) {
+    let n = (p.strands * end + p.segments - 1u) / p.segments;
+    if (n * p.segments < p.strands * (end + 1u)) {
 #for I in 0..4
 #for J in 0..ROWS_EACH
       total_#{I}_#{J} = total_#{I}_#{J} + sum4(acc_#{I}_#{J});

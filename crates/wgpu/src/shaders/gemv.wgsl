@@ -1,4 +1,4 @@
-// y = x W^T for a few rows of x (GEMV): 32 outputs times 8 strands per workgroup.
+// y = x W^T for a few rows of x (GEMV).
 #include "linear.wgsl"
 #include "linear_parts.wgsl"
 #include "strands.wgsl"
@@ -19,25 +19,36 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   if (expert - p.first >= p.count) { return; }
   matrix = expert - p.first;
 #endif
-  let strand = strand_of(id);
+  let lane = id % LANES;
+  let output = LANES * t.tile + lane;
+  let mine = id / LANES;
+  var total = 0.0;
+#for R in 0..ROUNDS
+  {
+    let inputs = strand(#{R}u * AT_ONCE + mine);
 #for I in 0..ROWS
-  var acc_#{I} = vec4<f32>(0.0);
+    var acc_#{I} = vec4<f32>(0.0);
 #endfor
-  for (var k8 = strand.k_begin; k8 < strand.k_end; k8++) {
-    let w = eight(t.part, t.tile, strand.lane, k8);
-    let k = 8u * k8;
+    for (var k8 = inputs.k_begin; k8 < inputs.k_end; k8++) {
+      let w = eight(t.part, output / 32u, output % 32u, k8);
+      let k = 8u * k8;
 #for I in 0..ROWS
-    acc_#{I} = fma(w.b, x4(row + #{I}u, k + 4u), fma(w.a, x4(row + #{I}u, k), acc_#{I}));
+      acc_#{I} = fma(w.b, x4(row + #{I}u, k + 4u), fma(w.a, x4(row + #{I}u, k), acc_#{I}));
 #endfor
+    }
+#if R != 0
+    // The sums of the round before have been read.
+    workgroupBarrier();
+#endif
+#for I in 0..ROWS
+    sums[sum_at(#{I}u, mine, lane)] = sum4(acc_#{I});
+#endfor
+    workgroupBarrier();
+    // The invocations of each strand add up one row.
+    if (mine < ROWS) {
+      for (var i = 0u; i < AT_ONCE; i++) { total = total + sums[sum_at(mine, i, lane)]; }
+    }
   }
-#for I in 0..ROWS
-  sums[sum_at(#{I}u, strand.index, strand.lane)] = sum4(acc_#{I});
 #endfor
-  workgroupBarrier();
-  // Each strand's invocations now add up one row.
-  if (strand.index < ROWS) {
-    var total = 0.0;
-    for (var i = 0u; i < 8u; i++) { total = total + sums[sum_at(strand.index, i, strand.lane)]; }
-    store(t.part, 32u * t.tile + strand.lane, row + strand.index, total);
-  }
+  if (mine < ROWS) { store(t.part, output, row + mine, total); }
 }

@@ -47,6 +47,57 @@ fn a_replay_computes_with_what_its_operands_hold_by_then() {
     assert_eq!((counts.replays - start.replays, counts.dispatches - start.dispatches), (4, launches));
 }
 
+/// While the device computes a replay, the next is encoded: with what the operands hold by then, after other replays and
+/// other work, and only if it begins a submission.
+#[test]
+fn a_replay_that_was_encoded_ahead_is_as_any() {
+    let Some(b) = open() else { return };
+    let x = b.upload_row(&[1f32, 2.0]).unwrap();
+    let capture = |by: f32| {
+        let mut out = None;
+        let mut work = || {
+            out = Some(scaled(&b, &scaled(&b, &x, by)?, 2.0)?);
+            Ok(())
+        };
+        let replay = b.capture(&mut work).unwrap().unwrap();
+        (replay, out.unwrap())
+    };
+    let [(first, ten), (second, twenty)] = [capture(5.0), capture(10.0)];
+    let read = |t: &Tensor<Wgpu>| b.download::<f32>(t).unwrap();
+    let write = |n: f32| b.write(&x, bytemuck::cast_slice(&[n, -n])).unwrap();
+    b.sync().unwrap();
+    let ahead = || b.counts().encoded_ahead;
+    let start = ahead();
+    // The first time there is nothing to use, then there is.
+    for (n, encoded) in [(1.0, 0), (2.0, 1), (3.0, 2)] {
+        write(n);
+        first.launch().unwrap();
+        assert_eq!((read(&ten), ahead() - start), (vec![10.0 * n, -10.0 * n], encoded));
+    }
+    // What is recorded later runs later.
+    write(4.0);
+    first.launch().unwrap();
+    let after = scaled(&b, &ten, 3.0).unwrap();
+    assert_eq!((read(&after), ahead() - start), (vec![120.0, -120.0], 3));
+    // Another replay is not taken for it, nor is it lost meanwhile.
+    write(5.0);
+    second.launch().unwrap();
+    first.launch().unwrap();
+    assert_eq!((read(&ten), read(&twenty), ahead() - start), (vec![50.0, -50.0], vec![100.0, -100.0], 3));
+    // After recorded work its parameters would lie elsewhere.
+    let before = scaled(&b, &x, 7.0).unwrap();
+    second.launch().unwrap();
+    assert_eq!((read(&before), read(&twenty), ahead() - start), (vec![35.0, -35.0], vec![100.0, -100.0], 3));
+    write(6.0);
+    second.launch().unwrap();
+    assert_eq!((read(&twenty), ahead() - start), (vec![120.0, -120.0], 4));
+    // Within a capture it is part of what is captured.
+    let both = b.capture(&mut || second.launch()).unwrap().unwrap();
+    write(7.0);
+    both.launch().unwrap();
+    assert_eq!(read(&twenty), [140.0, -140.0]);
+}
+
 #[test]
 fn captures_leave_alone_what_others_returned() {
     let Some(b) = open() else { return };

@@ -184,7 +184,7 @@ pub struct Submission {
     pub listener: Listener,
 }
 
-/// Sending end of a request's events. The request counts as admitted until the last event, which drop guarantees.
+/// Sending end of a request's events. The request counts as admitted until its last event; dropping this sends one.
 pub type Listener = Ticket<EventSender>;
 
 impl Listener {

@@ -16,7 +16,7 @@ struct Sequences {
     page_len: usize,
     /// Sequence lengths.
     lens: Vec<usize>,
-    /// Whether the values are not the keys.
+    /// True if the values are not the keys.
     has_values: bool,
     k: Vec<Host>,
     v: Vec<Host>,

@@ -46,7 +46,7 @@ pub type Outcome = Result<(), String>;
 /// Settings of a run: which values, formats, sizes and tolerances.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
-    /// Whether values are compared. False for devices that compute nothing.
+    /// True if values are compared. False for devices that compute nothing.
     pub values: bool,
     /// Multiplies every error bound: 1 for a device that computes in `f32`.
     pub slack: f64,
@@ -54,10 +54,10 @@ pub struct Suite {
     pub formats: &'static [Format],
     /// Maximum number of sizes to test per op.
     pub sizes: usize,
-    /// Whether attention of long sequences is compared at every row, and not at every few: the oracle of one row looks at
+    /// True if attention of long sequences is compared at every row, and not at every few: the oracle of one row looks at
     /// all before it.
     pub every_row: bool,
-    /// Whether the device rounds the input of a linear layer before multiplying it with weights (activation
+    /// True if the device rounds the input of a linear layer before multiplying it with weights (activation
     /// quantization).
     pub arithmetic: Arithmetic,
     /// Error bound for results of several chained ops, relative to the largest element.

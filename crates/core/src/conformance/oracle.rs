@@ -212,7 +212,7 @@ pub(super) struct Attention<'a> {
     /// The head's row of the relative position bias.
     pub bias: Option<&'a [f32]>,
     pub causal: bool,
-    /// How a device may round queries and softmax weights to match the cache's type.
+    /// Rounding that a device may do of queries and softmax weights, to match the cache's type.
     pub rounding: Rounding,
 }
 

@@ -10,7 +10,7 @@ use crate::{AttnSpec, DType, Heads, LayerKv, Memory, Result, StepPlan, Tensor};
 pub struct Attend<'a, B: Memory> {
     /// [tokens, query columns]
     pub q: &'a Tensor<B>,
-    /// How the columns divide into heads.
+    /// Division of the columns into heads.
     pub heads: Heads,
     /// Scale, window, softcap, sinks, bias, causality.
     pub spec: &'a AttnSpec<B>,

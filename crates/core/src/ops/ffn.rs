@@ -24,7 +24,7 @@ pub struct Ffn<'a, B: Memory> {
 }
 
 impl<B: Memory> Ffn<'_, B> {
-    /// Whether `up` holds a gate as well.
+    /// True if `up` holds a gate as well.
     pub fn is_gated(&self) -> bool {
         joint_cols(self.up) == 2 * self.down.weight.cols()
     }

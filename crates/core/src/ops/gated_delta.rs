@@ -18,7 +18,7 @@ pub struct GatedDelta<'a, B: Memory> {
     pub v: &'a Tensor<B>,
     /// [tokens, 2 * value heads]: the `a` of all heads, then the `b`.
     pub gates: &'a Tensor<B>,
-    /// How the columns divide into heads.
+    /// Division of the columns into heads.
     pub heads: DeltaHeads,
     /// `rate` and `bias` of the decay.
     pub decay: &'a Decay<B>,

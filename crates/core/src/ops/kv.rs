@@ -8,7 +8,7 @@ pub struct KvWrite<'a, B: Memory> {
     pub k: &'a Tensor<B>,
     /// [tokens, value columns]; none if the cache's values are its keys.
     pub v: Option<&'a Tensor<B>>,
-    /// How the columns divide into heads.
+    /// Division of the columns into heads.
     pub heads: Heads,
     /// KV cache of the layer.
     pub kv: LayerKv<'a, B>,

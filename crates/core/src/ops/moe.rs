@@ -12,7 +12,7 @@ pub struct Moe<'a, B: Memory> {
     pub routing_weights: &'a Tensor<B>,
     /// Most weights of a row that are not zero.
     pub top_k: usize,
-    /// Whether the routing weight multiplies an expert's input or output. Experts weighted on their input have no biases.
+    /// The routing weight multiplies an expert's input or its output. Experts weighted on their input have no biases.
     pub weight_on: RoutingWeightOn,
     /// The experts, all of the same shape.
     pub experts: &'a [Expert<B>],

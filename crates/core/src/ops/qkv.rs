@@ -7,7 +7,7 @@ use crate::{Heads, LayerKv, Memory, QkNorm, Result, RopeTable, StepPlan, Tensor}
 pub struct QkvPrep<'a, B: Memory> {
     /// [tokens, query + key + value columns]
     pub qkv: &'a Tensor<B>,
-    /// How the columns divide into heads.
+    /// Division of the columns into heads.
     pub heads: Heads,
     /// QK norm before RoPE, if the model has one.
     pub qk_norm: Option<&'a QkNorm<B>>,

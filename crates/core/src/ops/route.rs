@@ -9,7 +9,7 @@ pub const MAX_EXPERTS: usize = 1024;
 pub struct Route<'a, B: Memory> {
     /// [tokens, experts]
     pub logits: &'a Tensor<B>,
-    /// How experts are selected and weighted.
+    /// Selection and weighting of experts.
     pub routing: &'a Routing<B>,
 }
 

@@ -40,7 +40,7 @@ const WIDE: usize = SEGMENT + 16;
 /// Minimum rows for which a copy of a segment pays off.
 const MANY: usize = 17;
 
-/// Whether tiles are the faster way: for many rows.
+/// True if tiles are the faster way: for many rows.
 pub(crate) fn takes(t: &AttendTask<'_>, stage: &Stage<'_>) -> bool {
     t.count() >= MANY && matches!(stage, Stage::Whole | Stage::Segments(..))
 }

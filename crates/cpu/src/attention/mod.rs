@@ -334,7 +334,7 @@ pub(crate) unsafe fn attend_i8<S: Weight + Lines>(
 trait Products<S: Weight> {
     /// Element type of segments.
     type E: Copy;
-    /// Whether values are multiplied by the reciprocal of the weight sum (`v * (1 / sum)`) instead of divided by it.
+    /// True if values are multiplied by the reciprocal of the weight sum (`v * (1 / sum)`) instead of divided by it.
     const INVERTED: bool = false;
 
     /// Maximum rows of a group that is computed together.

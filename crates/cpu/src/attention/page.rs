@@ -29,7 +29,7 @@ pub(crate) struct PageLayout {
     pub dim: usize,
     /// Bytes of a scale, 0 without scales.
     scale: usize,
-    /// Whether elements are laid out in pairs that are multiplied together (i8).
+    /// True if elements are laid out in pairs that are multiplied together (i8).
     pub paired: bool,
 }
 
@@ -47,7 +47,7 @@ impl Spread {
         self.at + i / self.together * self.stride + i % self.together
     }
 
-    /// Whether all elements are contiguous.
+    /// True if all elements are contiguous.
     pub(crate) fn is_contiguous(self) -> bool {
         self.together == self.stride
     }
@@ -188,7 +188,7 @@ pub(super) struct Segment<E> {
     pub k: [*const E; BLOCKS + STREAMS],
     /// Blocks of values, then the first of the next segment's keys.
     pub v: [*const E; BLOCKS + STREAMS],
-    /// Whether the segment is in the CPU's caches.
+    /// True if the segment is in the CPU's caches.
     pub near: bool,
 }
 
@@ -364,7 +364,7 @@ impl AttendTask<'_> {
         PageLayout::new(self.page_len, self.heads.dim, self.k.dtype())
     }
 
-    /// Whether elements have scales.
+    /// True if elements have scales.
     pub(super) fn is_scaled(&self) -> bool {
         self.k.dtype().max_abs().is_some()
     }

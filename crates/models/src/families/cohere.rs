@@ -38,7 +38,7 @@ const DEFAULTS: common::Defaults = common::Defaults {
     ..common::LAYER_NORM_DEFAULTS
 };
 
-/// Settings common to both.
+/// Settings common to Cohere 1 and 2.
 fn base(c: &Config<'_>, defaults: &common::Defaults) -> Result<DenseDecoderSpec> {
     let mut spec = common::plain_as(c, defaults)?;
     spec.logit_scale = c.number_or(LOGITS, 0.0625)? as f32;

@@ -26,7 +26,7 @@ fn the_folder_that_is_changed_is_good() {
     }
 }
 
-/// A tensor with a GGUF-style name gets no trust for its shape.
+/// In safetensors files a tensor with a GGUF-style name is checked as any other.
 #[test]
 fn names_of_the_other_kind_of_file_mean_nothing() {
     let dir = Dir::new("names");

@@ -9,7 +9,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Info, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Limits, Wanted};
+use tallow_engine::scheduler::{Limits, LogitsRows};
 use tallow_engine::step_budget;
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -213,7 +213,7 @@ impl Loading {
     /// A prefill step and a decode step.
     fn warm_up<B: Backend>(&self, runner: &Runner<B>) -> Result<(), Failed> {
         for tokens in [self.context.min(64), 1] {
-            step_budget::time_step(runner, 0, tokens, Wanted::Last, self.shape.page_len)?;
+            step_budget::time_step(runner, 0, tokens, LogitsRows::Last, self.shape.page_len)?;
         }
         Ok(())
     }

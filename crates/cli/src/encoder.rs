@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use tallow_core::Backend;
-use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, RunningEmbedder, Wanted, spawn};
+use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, PoolingTask, RunningEmbedder, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Item};
 
 use crate::devices::{Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Task};
@@ -45,9 +45,9 @@ pub(crate) fn start(
     queue: usize,
     say: &dyn Fn(&Notice),
 ) -> Result<RunningEmbedder, Failed> {
-    let (wanted, width) = match model.spec.head {
-        None => (Wanted::Vectors(model.sentence.pooling), model.spec.width()),
-        Some(head) => (Wanted::Scores, head.labels),
+    let (task, width) = match model.spec.head {
+        None => (PoolingTask::Embed(model.sentence.pooling), model.spec.width()),
+        Some(head) => (PoolingTask::Classify, head.labels),
     };
     let classes = model.classes()?;
     let plan = |device: &Device| Plan::of_encoder(model, placement.batch, device);
@@ -55,9 +55,9 @@ pub(crate) fn start(
         // The tokenizer is read while the weights are loaded.
         let info = || {
             let (names, inputs) = (names.clone(), Inputs::new(model)?);
-            Ok(EmbedderInfo { names, inputs, wanted, width, classes: classes.clone(), queue })
+            Ok(EmbedderInfo { names, inputs, task, width, classes: classes.clone(), queue })
         };
-        device.run(StartEmbedder { info, model: model.clone(), wanted, placement })
+        device.run(StartEmbedder { info, model: model.clone(), task, placement })
     })
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn start(
 struct StartEmbedder<I> {
     info: I,
     model: EncoderModel,
-    wanted: Wanted,
+    task: PoolingTask,
     placement: Placement,
 }
 
@@ -73,9 +73,9 @@ impl<I: FnOnce() -> Result<EmbedderInfo, Failed>> Task for StartEmbedder<I> {
     type Output = RunningEmbedder;
 
     fn run<H: Hardware>(self, device: H) -> Result<RunningEmbedder, Failed> {
-        let StartEmbedder { info, model, wanted, placement } = self;
+        let StartEmbedder { info, model, task, placement } = self;
         spawn(info, move || {
-            let worker = worker(device.open(placement.cpu)?, &model, wanted, placement.batch)?;
+            let worker = worker(device.open(placement.cpu)?, &model, task, placement.batch)?;
             if device.traits().compiles_kernels {
                 for tokens in [model.context().min(64), 1] {
                     worker.run(&warm_up(&model, tokens))?;
@@ -98,7 +98,7 @@ fn warm_up(model: &EncoderModel, tokens: usize) -> Vec<Item> {
 fn worker<B: Backend>(
     b: B,
     model: &EncoderModel,
-    wanted: Wanted,
+    task: PoolingTask,
     batch: usize,
 ) -> Result<EncoderRunner<B>, Failed> {
     let bar = terminal::loading_bar(model.weight_bytes());
@@ -115,5 +115,5 @@ fn worker<B: Backend>(
         load(model).and_then(|encoder| Ok((encoder, model.image_encoder.as_deref().map(load).transpose()?)));
     bar.finish_and_clear();
     let (encoder, images) = loaded?;
-    Ok(EncoderRunner::new(b, encoder, wanted, batch).with(images))
+    Ok(EncoderRunner::new(b, encoder, task, batch).with(images))
 }

@@ -8,7 +8,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Failure, Info, RunningEngine};
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::{Batch, BatchPart, CrossPart, Limits, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, CrossPart, Limits, LogitsRows, SeqId};
 use tallow_engine::transcribe::Transcriber;
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
@@ -95,7 +95,7 @@ fn warm_up<B: Backend>(
         Some(audio) => EncoderInput::Mel(vec![0.0; 2 * limits.encoder_tokens * audio.bands]),
         None => EncoderInput::Tokens(vec![0; limits.encoder_tokens.min(64)]),
     };
-    let (_, part) = encoded(runner, &input, vec![model.spec.start], Wanted::Last)?;
+    let (_, part) = encoded(runner, &input, vec![model.spec.start], LogitsRows::Last)?;
     runner.logits(&Batch { parts: vec![part] })?;
     Ok(runner.backend().sync()?)
 }
@@ -106,7 +106,7 @@ pub(crate) fn encoded<B: Backend>(
     runner: &Runner<B>,
     input: &EncoderInput,
     tokens: Vec<u32>,
-    logits: Wanted,
+    logits: LogitsRows,
 ) -> Result<(Tensor<B>, BatchPart), Failed> {
     let read = runner.encoder_tokens(Some(input)).map_err(Failure::from)?.unwrap_or(0);
     let pages = [read, tokens.len()].map(|tokens| tokens.div_ceil(PAGE) as u32);

@@ -6,7 +6,7 @@ use tallow_engine::handle::LoadLora;
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::lora::{LoraId, LoraRef};
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, BatchPart, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, LogitsRows, SeqId};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 
@@ -190,7 +190,7 @@ impl<B: Backend> SingleRunner<B> {
     pub(crate) fn step(
         &mut self,
         tokens: &[u32],
-        logits: Wanted,
+        logits: LogitsRows,
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
         let parts = vec![self.part(0, tokens.to_vec(), logits)];
@@ -200,7 +200,7 @@ impl<B: Backend> SingleRunner<B> {
     }
 
     /// Forward pass over equally many tokens of each sequence. The requested logits are returned.
-    pub(crate) fn step_of_all(&mut self, all: Vec<Vec<u32>>, logits: Wanted) -> Result<Tensor<B>, Error> {
+    pub(crate) fn step_of_all(&mut self, all: Vec<Vec<u32>>, logits: LogitsRows) -> Result<Tensor<B>, Error> {
         let tokens = all.first().map_or(0, Vec::len);
         let parts = all.into_iter().enumerate().map(|(i, tokens)| self.part(i, tokens, logits)).collect();
         self.tokens += tokens;
@@ -208,7 +208,7 @@ impl<B: Backend> SingleRunner<B> {
         self.runner.logits(&Batch { parts })
     }
 
-    fn part(&self, sequence: usize, tokens: Vec<u32>, logits: Wanted) -> BatchPart {
+    fn part(&self, sequence: usize, tokens: Vec<u32>, logits: LogitsRows) -> BatchPart {
         let (first, end) = (sequence * self.pages, self.tokens + tokens.len());
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| block as u32).collect();
         let (id, state) = (SeqId(sequence as u64), self.runner.states_of(sequence, self.steps));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tallow_core::{Backend, DType, PageTable, Tensor};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, BatchPart, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, LogitsRows, SeqId};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_wgpu::{Wgpu, devices};
@@ -82,7 +82,7 @@ fn batch(runner: &Runner<Wgpu>, sequences: usize, step: usize) -> Batch {
         start,
         blocks: (0..(start / PAGE + 1) as u32).map(|page| i as u32 * each + page).collect::<PageTable>(),
         state: runner.states_of(i, step),
-        logits: Wanted::Last,
+        logits: LogitsRows::Last,
         lora: None,
         cross: None,
     };

@@ -145,7 +145,7 @@ pub struct BlockPool {
     page_len: usize,
     blocks: Vec<Block>,
     /// Free pages with no cached content.
-    blank: Vec<BlockId>,
+    free: Vec<BlockId>,
     /// Pages that no sequence uses but that hold cached tokens, least recently used first.
     idle: BTreeMap<u64, BlockId>,
     index: HashMap<Content, BlockId>,
@@ -170,7 +170,7 @@ impl BlockPool {
             states: StatePool::new(state_rows),
             page_len,
             blocks: (0..count).map(|_| Block::default()).collect(),
-            blank: (0..count as u32).rev().map(BlockId).collect(),
+            free: (0..count as u32).rev().map(BlockId).collect(),
             idle: BTreeMap::new(),
             index: HashMap::new(),
             returns: 0,
@@ -200,7 +200,7 @@ impl BlockPool {
     /// True if so many pages at least would be evicted or taken free before one that became idle at that time; counts no more of
     /// them.
     pub(crate) fn is_behind(&self, returned: u64, pages: usize) -> bool {
-        let idle = pages.saturating_sub(self.blank.len());
+        let idle = pages.saturating_sub(self.free.len());
         self.idle.range(..returned).take(idle).count() >= idle
     }
 
@@ -232,7 +232,7 @@ impl BlockPool {
 
     /// Pages that can be allocated: free or evictable.
     pub fn available(&self) -> usize {
-        self.blank.len() + self.idle.len()
+        self.free.len() + self.idle.len()
     }
 
     /// Pages in use by sequences.
@@ -274,11 +274,11 @@ impl BlockPool {
     }
 
     /// Number of rows of recurrent states that hold nothing.
-    pub fn blank_states(&self) -> usize {
-        self.states.blank()
+    pub fn free_states(&self) -> usize {
+        self.states.free()
     }
 
-    /// Allocates a row for a recurrent state: a blank one, or else the least recently used snapshot, which is evicted.
+    /// Allocates a row for a recurrent state: a free one, or else the least recently used snapshot, which is evicted.
     pub fn take_state(&mut self) -> Option<StateRow> {
         let (row, after) = self.states.take()?;
         if let Some(page) = after {
@@ -343,7 +343,7 @@ impl BlockPool {
 
     /// Allocates a page: a free one, or else the least recently used idle page, which is evicted.
     pub fn take(&mut self) -> Option<BlockId> {
-        let id = match self.blank.pop() {
+        let id = match self.free.pop() {
             Some(id) => id,
             None => {
                 let (_, id) = self.idle.pop_first()?;
@@ -425,7 +425,7 @@ impl BlockPool {
                 block.returned = self.returns;
                 self.idle.insert(self.returns, *id);
             } else {
-                self.blank.push(*id);
+                self.free.push(*id);
             }
         }
     }
@@ -454,7 +454,7 @@ impl BlockPool {
         let mut users = vec![0u32; self.count()];
         held.into_iter().for_each(|id| users[id.0 as usize] += 1);
         let mut places = vec![0u32; self.count()];
-        self.blank.iter().chain(self.idle.values()).for_each(|id| places[id.0 as usize] += 1);
+        self.free.iter().chain(self.idle.values()).for_each(|id| places[id.0 as usize] += 1);
         for (i, block) in self.blocks.iter().enumerate() {
             if block.users != users[i] {
                 return Err(format!("page {i} counts {} users and has {}", block.users, users[i]));

@@ -31,7 +31,7 @@ pub struct EmbedderInfo {
     /// Tokenizes texts to encoder inputs.
     pub inputs: Inputs,
     /// The output computed for each text.
-    pub wanted: Wanted,
+    pub task: PoolingTask,
     /// Values per text: embedding dimension or number of scores.
     pub width: usize,
     /// Meaning of the scores, if the model returns scores.
@@ -42,11 +42,11 @@ pub struct EmbedderInfo {
 
 /// The output computed for each text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum PoolingTask {
     /// Embeddings with this pooling.
-    Vectors(Pooling),
+    Embed(Pooling),
     /// Classification or reranking scores.
-    Scores,
+    Classify,
 }
 
 /// Counters and gauges that an embedder updates.
@@ -129,14 +129,14 @@ pub struct EncoderRunner<B: Backend> {
     encoder: Encoder<B>,
     /// Image encoder, if `encoder` is only for texts.
     images: Option<Encoder<B>>,
-    wanted: Wanted,
+    task: PoolingTask,
     budget: usize,
 }
 
 impl<B: Backend> EncoderRunner<B> {
     /// A runner that computes up to `budget` tokens in a step, or one text if that is longer.
-    pub fn new(b: B, encoder: Encoder<B>, wanted: Wanted, budget: usize) -> EncoderRunner<B> {
-        EncoderRunner { b, encoder, images: None, wanted, budget }
+    pub fn new(b: B, encoder: Encoder<B>, task: PoolingTask, budget: usize) -> EncoderRunner<B> {
+        EncoderRunner { b, encoder, images: None, task, budget }
     }
 
     /// Adds a separate image encoder.
@@ -168,9 +168,9 @@ impl<B: Backend> EncoderRunner<B> {
         let (b, encoder) = (&self.b, &self.encoder);
         let texts = encoder.upload(b, texts)?;
         let x = encoder.forward(b, &texts, |_, _| Ok(()))?;
-        let rows = match self.wanted {
-            Wanted::Vectors(pooling) => Some(encoder.vectors(b, &texts, &x, pooling)?),
-            Wanted::Scores => encoder.scores(b, &texts, &x)?,
+        let rows = match self.task {
+            PoolingTask::Embed(pooling) => Some(encoder.vectors(b, &texts, &x, pooling)?),
+            PoolingTask::Classify => encoder.scores(b, &texts, &x)?,
         };
         rows.ok_or_else(|| self.wrong("the model has no head for scores"))
     }
@@ -178,7 +178,7 @@ impl<B: Backend> EncoderRunner<B> {
     /// [images, dim]
     fn images(&self, images: &[Image]) -> Result<Tensor<B>, Error> {
         let (b, encoder) = (&self.b, self.images.as_ref().unwrap_or(&self.encoder));
-        let Wanted::Vectors(pooling) = self.wanted else {
+        let PoolingTask::Embed(pooling) = self.task else {
             return Err(self.wrong("the model scores texts alone"));
         };
         let images = encoder.upload_images(b, images)?;

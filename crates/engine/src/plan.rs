@@ -4,7 +4,7 @@
 use tallow_core::{Span, Step};
 use tallow_models::blocks::cross_attention::{CrossSpan, looking};
 
-use crate::scheduler::{Batch, BatchPart, Wanted};
+use crate::scheduler::{Batch, BatchPart, LogitsRows};
 
 /// Step that computes a batch.
 pub fn build(batch: &Batch, page_len: usize) -> Step {
@@ -18,9 +18,9 @@ pub fn build(batch: &Batch, page_len: usize) -> Step {
         step.states.extend(part.state);
         let end = first + rows as u32;
         step.outputs.extend(match part.logits {
-            Wanted::None => end..end,
-            Wanted::Last => end - 1 - part.drafted as u32..end,
-            Wanted::All { .. } => first..end,
+            LogitsRows::None => end..end,
+            LogitsRows::Last => end - 1 - part.drafted as u32..end,
+            LogitsRows::All { .. } => first..end,
         });
     }
     step

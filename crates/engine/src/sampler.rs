@@ -108,7 +108,7 @@ impl Sampling {
 
 /// Part of a row of logits that sampling needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
+pub enum LogitsNeeded {
     /// The top k tokens.
     TopK(usize),
     /// [`Candidates`], and in rare cases the row.
@@ -214,14 +214,14 @@ impl Sampler {
     }
 
     /// The part of a row of `vocab` logits that sampling needs.
-    pub fn needs(&self, vocab: usize) -> Needs {
+    pub fn needs(&self, vocab: usize) -> LogitsNeeded {
         if self.policy.is_some() {
-            return Needs::Row;
+            return LogitsNeeded::Row;
         }
         match self.how.top_k_needed() {
-            Some(k) => Needs::TopK(k.min(vocab)),
-            None if self.how.draws_from(candidates_of(vocab)) => Needs::Candidates,
-            None => Needs::Row,
+            Some(k) => LogitsNeeded::TopK(k.min(vocab)),
+            None if self.how.draws_from(candidates_of(vocab)) => LogitsNeeded::Candidates,
+            None => LogitsNeeded::Row,
         }
     }
 

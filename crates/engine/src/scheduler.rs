@@ -12,7 +12,7 @@
 //!
 //! In a model with recurrent state, snapshots of it are published with the pages: after the last full page of a prompt,
 //! where a prompt leaves what another sequence computed, after the last full page of an answer, and every
-//! [`SNAPSHOT_EVERY`] tokens while there are blank rows. A step ends where a snapshot is due.
+//! [`SNAPSHOT_EVERY`] tokens while there are free rows. A step ends where a snapshot is due.
 //!
 //! Where the tokens that follow can be guessed and the step is expected to be worth it, a decoding sequence computes
 //! them as a draft with its last token, and keeps those that sampling chooses (speculative decoding).
@@ -42,7 +42,7 @@ pub use draft_costs::{DraftCosts, DraftModelCost, StepCost};
 use model_guess::DraftModelRecord;
 use seq::{CrossKv, Seq};
 
-/// Tokens between the snapshots of a long prompt that are made while there are blank rows.
+/// Tokens between the snapshots of a long prompt that are made while there are free rows.
 pub const SNAPSHOT_EVERY: usize = 1024;
 
 /// Sequence id.
@@ -94,7 +94,7 @@ pub struct BatchPart {
     /// Rows of its recurrent state before and after the step, in a model that has any.
     pub state: Option<StateRows>,
     /// The tokens among these that need logits.
-    pub logits: Wanted,
+    pub logits: LogitsRows,
     /// LoRA adapter.
     pub lora: Option<LoraRef>,
     /// Cross-attention, in a model with an encoder.
@@ -122,7 +122,7 @@ pub struct CrossPart {
 
 /// The logits of a part that are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum LogitsRows {
     /// None: no token is sampled after this part.
     None,
     /// The last token's, to sample the next token; with a draft, those of the token before it and of the draft.
@@ -134,10 +134,10 @@ pub enum Wanted {
     },
 }
 
-impl Wanted {
+impl LogitsRows {
     /// True if a token is sampled.
     pub fn samples(self) -> bool {
-        matches!(self, Wanted::Last | Wanted::All { last: true })
+        matches!(self, LogitsRows::Last | LogitsRows::All { last: true })
     }
 }
 

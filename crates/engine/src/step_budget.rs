@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tallow_core::{Backend, Error};
 
 use crate::runner::Runner;
-use crate::scheduler::{Batch, BatchPart, DraftCosts, DraftModelCost, Limits, SeqId, StepCost, Wanted};
+use crate::scheduler::{Batch, BatchPart, DraftCosts, DraftModelCost, Limits, LogitsRows, SeqId, StepCost};
 
 /// Target time of a step with decoding sequences: five tokens a second are about reading speed.
 pub const STEP: Duration = Duration::from_millis(200);
@@ -61,9 +61,9 @@ pub fn time<B: Backend>(
             break;
         }
         if compiles_kernels {
-            time_step(runner, start, tokens, Wanted::Last, page_len)?;
+            time_step(runner, start, tokens, LogitsRows::Last, page_len)?;
         }
-        let took = time_step(runner, start, tokens, Wanted::Last, page_len)?;
+        let took = time_step(runner, start, tokens, LogitsRows::Last, page_len)?;
         all += took;
         timings.retain(|(before, _)| *before != tokens);
         timings.push((tokens, took));
@@ -76,7 +76,7 @@ pub fn time_step<B: Backend>(
     runner: &Runner<B>,
     start: usize,
     tokens: usize,
-    logits: Wanted,
+    logits: LogitsRows,
     page_len: usize,
 ) -> Result<Duration, Error> {
     let batch = Batch { parts: vec![part(runner, start, tokens, logits, page_len)] };
@@ -98,12 +98,12 @@ pub fn draft_costs<B: Backend>(
     // Few rows of logits: each takes as many bytes as the vocabulary has.
     let rows = (2 * limits.slots).max(StepCost::SIZES[1]);
     let step = step_cost(most.min(rows), |tokens| {
-        time_step(runner, start, tokens, Wanted::All { last: true }, page_len)
+        time_step(runner, start, tokens, LogitsRows::All { last: true }, page_len)
     })?;
     let Some(step) = step else { return Ok(None) };
     let Some(context) = runner.draft_context() else { return Ok(Some(DraftCosts { step, model: None })) };
     let guess = step_cost(most.min(context.saturating_sub(start)), |tokens| {
-        let batch = Batch { parts: vec![part(runner, start, tokens, Wanted::Last, page_len)] };
+        let batch = Batch { parts: vec![part(runner, start, tokens, LogitsRows::Last, page_len)] };
         let now = Instant::now();
         runner.guess(&batch)?;
         Ok(now.elapsed())
@@ -140,7 +140,7 @@ fn part<B: Backend>(
     runner: &Runner<B>,
     start: usize,
     tokens: usize,
-    logits: Wanted,
+    logits: LogitsRows,
     page_len: usize,
 ) -> BatchPart {
     let blocks = (0..(start + tokens).div_ceil(page_len) as u32).collect();

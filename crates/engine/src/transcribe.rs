@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tallow_media::mel::{HOP, LogMel};
 use tallow_models::speech::rules::{choose, language, likelihood};
 use tallow_models::speech::window::{cut, repetition};
-use tallow_models::speech::{Job, RATE, Speech};
+use tallow_models::speech::{RATE, Speech, SpeechTask};
 use tallow_text::tokenizer::{Shown, Special, TokenizeError, Tokenizer};
 
 use crate::encoder_input::EncoderInput;
@@ -31,7 +31,7 @@ pub struct TranscribeOptions {
     /// Language token; detected if `None`.
     pub language: Option<u32>,
     /// Transcribe or translate.
-    pub job: Job,
+    pub task: SpeechTask,
     /// Text that could precede the audio (Whisper's `initial_prompt`), for the first window.
     pub prompt: String,
     /// First temperature; 0 is greedy.
@@ -127,7 +127,7 @@ impl Draft {
 #[derive(Debug)]
 struct SpeechPolicy {
     speech: Arc<Speech>,
-    job: Job,
+    task: SpeechTask,
     /// Language token; detected if `None`.
     language: Option<u32>,
     draft: Mutex<Draft>,
@@ -141,7 +141,7 @@ impl LogitsPolicy for SpeechPolicy {
             draft.silence = speech.silence.map_or(0.0, |token| likelihood(logits, token));
             draft.language = self.language.or_else(|| language(speech, logits));
         }
-        let setting = speech.setting(draft.language, self.job);
+        let setting = speech.setting(draft.language, self.task);
         if let Some(token) = setting.get(written.len()) {
             return *token;
         }
@@ -259,7 +259,7 @@ impl Transcriber {
         loop {
             let policy = Arc::new(SpeechPolicy {
                 speech: self.speech.clone(),
-                job: wish.job,
+                task: wish.task,
                 language,
                 draft: Mutex::new(Draft { temperature, ..Draft::default() }),
             });

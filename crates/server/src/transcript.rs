@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tallow_engine::transcribe::{Segment, Transcription};
-use tallow_models::speech::{Job, name_of};
+use tallow_models::speech::{SpeechTask, name_of};
 
 /// `response_format` of a transcription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Format {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transcript {
     /// Transcription or translation.
-    pub job: Job,
+    pub task: SpeechTask,
     /// Language and duration.
     pub transcription: Transcription,
     /// Segments.
@@ -130,10 +130,10 @@ impl Transcript {
         }
         let segments = self.segments.iter().enumerate().map(piece).collect();
         json(&Verbose {
-            task: if self.job == Job::Transcribe { "transcribe" } else { "translate" },
-            language: match self.job {
-                Job::Transcribe => name_of(self.transcription.language.as_deref().unwrap_or("en")),
-                Job::Translate => "english",
+            task: if self.task == SpeechTask::Transcribe { "transcribe" } else { "translate" },
+            language: match self.task {
+                SpeechTask::Transcribe => name_of(self.transcription.language.as_deref().unwrap_or("en")),
+                SpeechTask::Translate => "english",
             },
             duration: self.transcription.seconds,
             text: &self.text(),
@@ -185,7 +185,7 @@ mod tests {
         };
         let segments = vec![segment(0.0, 2.5, " Ask not"), segment(3661.04, 3662.0, " what --> you can.")];
         Transcript {
-            job: Job::Transcribe,
+            task: SpeechTask::Transcribe,
             transcription: Transcription { language: Some("de".into()), seconds: 11.25 },
             segments,
         }

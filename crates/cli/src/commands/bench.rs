@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 use tallow_checkpoint::Settings;
 use tallow_core::{Backend, DType, launch_table};
 use tallow_engine::handle::LoadLora;
-use tallow_engine::scheduler::Wanted;
+use tallow_engine::scheduler::LogitsRows;
 use tallow_models::Model;
 use tallow_models::spec::{LayerSpec, MoeSpec};
 
@@ -291,7 +291,7 @@ fn once<B: Backend>(
     let sequences = test.sequences;
     prompt(runner, model, Tokens { each: test.prompt, sequences }, batch)?;
     for i in 0..test.generated {
-        runner.step_of_all(tokens(i..i + 1, sequences, model), Wanted::Last)?;
+        runner.step_of_all(tokens(i..i + 1, sequences, model), LogitsRows::Last)?;
     }
     Ok(runner.backend().sync()?)
 }
@@ -313,7 +313,7 @@ fn prompt<B: Backend>(
     let step = (batch / sequences).max(1);
     for start in (0..each).step_by(step) {
         let end = each.min(start + step);
-        let wanted = if end == each { Wanted::Last } else { Wanted::None };
+        let wanted = if end == each { LogitsRows::Last } else { LogitsRows::None };
         runner.step_of_all(tokens(start..end, sequences, model), wanted)?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use tallow_convert::{Conversion, Inputs, Measured};
 use tallow_core::Observed;
-use tallow_engine::scheduler::Wanted;
+use tallow_engine::scheduler::LogitsRows;
 
 use super::print;
 use crate::Failed;
@@ -89,7 +89,7 @@ impl DeviceTask for Capture<'_> {
         for chunk in self.chunks {
             runner.rewind(0);
             for tokens in chunk.chunks(self.step) {
-                runner.step(tokens, Wanted::None, |_, _| Ok(()))?;
+                runner.step(tokens, LogitsRows::None, |_, _| Ok(()))?;
             }
             bar.inc(1);
         }

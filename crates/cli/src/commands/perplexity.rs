@@ -3,7 +3,7 @@
 use serde_json::json;
 use tallow_core::Backend;
 use tallow_engine::sampler;
-use tallow_engine::scheduler::Wanted;
+use tallow_engine::scheduler::LogitsRows;
 
 use super::print;
 use crate::Failed;
@@ -83,7 +83,7 @@ fn score<B: Backend>(runner: &mut SingleRunner<B>, tokens: &[u32]) -> Result<Vec
     runner.rewind(0);
     let mut scored = Vec::with_capacity(tokens.len());
     for (i, step) in tokens.chunks(STEP).enumerate() {
-        let logits = runner.step(step, Wanted::All { last: true }, |_, _| Ok(()))?;
+        let logits = runner.step(step, LogitsRows::All { last: true }, |_, _| Ok(()))?;
         let rows: Vec<f32> = runner.backend().download(&logits)?;
         let following = tokens[i * STEP + 1..].iter().take(step.len());
         for (row, token) in rows.chunks_exact(logits.cols()).zip(following) {

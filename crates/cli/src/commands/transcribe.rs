@@ -6,7 +6,7 @@ use std::path::Path;
 use tallow_engine::scheduler::ClientId;
 use tallow_engine::transcribe::{Segment, TranscribeOptions, Transcriber};
 use tallow_media::audio::Audio;
-use tallow_models::speech::Job;
+use tallow_models::speech::SpeechTask;
 use tallow_server::transcript::{Format, Transcript, clock};
 
 use super::print;
@@ -38,13 +38,14 @@ pub(crate) fn transcribe(args: &Transcribe, sources: &Sources) -> Result<(), Fai
         let none = || Failed::new(format!("--language {name}: the model knows these: {}", speech.known()));
         speech.language(name).ok_or_else(none)
     });
-    let job = if args.task == TranscribeTask::Translate { Job::Translate } else { Job::Transcribe };
-    if job == Job::Translate && speech.languages.is_empty() {
+    let task =
+        if args.task == TranscribeTask::Translate { SpeechTask::Translate } else { SpeechTask::Transcribe };
+    if task == SpeechTask::Translate && speech.languages.is_empty() {
         return Err(Failed::new("--task translate: the model knows one language only"));
     }
     let options = TranscribeOptions {
         language: language.transpose()?.flatten(),
-        job,
+        task,
         prompt: args.prompt.clone(),
         temperature: args.temperature,
         client: ClientId::default(),
@@ -125,7 +126,7 @@ fn one(
     if let Some(why) = lost {
         return Err(why.into());
     }
-    let transcript = Transcript { job: options.job, transcription, segments };
+    let transcript = Transcript { task: options.task, transcription, segments };
     match args.format {
         args::Transcript::Text => print(""),
         format => print(&transcript.written(written(format))),

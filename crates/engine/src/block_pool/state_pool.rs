@@ -27,7 +27,7 @@ struct Row {
 pub(crate) struct StatePool {
     rows: Vec<Row>,
     /// Rows that hold nothing.
-    blank: Vec<StateRow>,
+    free: Vec<StateRow>,
     /// Snapshots that no sequence uses, least recently used first.
     idle: BTreeMap<u64, StateRow>,
     returns: u64,
@@ -36,8 +36,8 @@ pub(crate) struct StatePool {
 impl StatePool {
     pub(crate) fn new(rows: usize) -> StatePool {
         let rows = rows.min(u32::MAX as usize);
-        let blank = (0..rows as u32).rev().map(StateRow).collect();
-        StatePool { rows: (0..rows).map(|_| Row::default()).collect(), blank, ..StatePool::default() }
+        let free = (0..rows as u32).rev().map(StateRow).collect();
+        StatePool { rows: (0..rows).map(|_| Row::default()).collect(), free, ..StatePool::default() }
     }
 
     /// Number of rows.
@@ -46,18 +46,18 @@ impl StatePool {
     }
 
     /// Number of rows that hold nothing.
-    pub(crate) fn blank(&self) -> usize {
-        self.blank.len()
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
     }
 
     fn row(&mut self, id: StateRow) -> &mut Row {
         &mut self.rows[id.0 as usize]
     }
 
-    /// Allocates a row: a blank one, or else the least recently used snapshot, which is evicted; then also the page that
+    /// Allocates a row: a free one, or else the least recently used snapshot, which is evicted; then also the page that
     /// it was the state after.
     pub(crate) fn take(&mut self) -> Option<(StateRow, Option<BlockId>)> {
-        let id = match self.blank.pop() {
+        let id = match self.free.pop() {
             Some(id) => id,
             None => self.idle.pop_first()?.1,
         };
@@ -88,7 +88,7 @@ impl StatePool {
             row.returned = returned;
             self.idle.insert(returned, id);
         } else {
-            self.blank.push(id);
+            self.free.push(id);
         }
     }
 
@@ -103,13 +103,13 @@ impl StatePool {
         row.after = None;
         if row.users == 0 {
             self.idle.remove(&row.returned);
-            self.blank.push(id);
+            self.free.push(id);
         }
     }
 
     /// With no sequence in the scheduler: checks that all rows can be allocated.
     pub(crate) fn at_rest(&self) -> Result<(), String> {
-        let (count, available) = (self.count(), self.blank.len() + self.idle.len());
+        let (count, available) = (self.count(), self.free.len() + self.idle.len());
         match available == count {
             true => Ok(()),
             false => Err(format!("nobody uses any state, and {available} of {count} can be had")),
@@ -127,7 +127,7 @@ impl StatePool {
         held.into_iter().for_each(|id| users[id.0 as usize] += 1);
         published.into_iter().for_each(|(page, id)| after[id.0 as usize] = Some(page));
         let mut lists = vec![(0u32, 0u32); self.count()];
-        self.blank.iter().for_each(|id| lists[id.0 as usize].0 += 1);
+        self.free.iter().for_each(|id| lists[id.0 as usize].0 += 1);
         self.idle.values().for_each(|id| lists[id.0 as usize].1 += 1);
         for (i, row) in self.rows.iter().enumerate() {
             if (row.users, row.after) != (users[i], after[i]) {

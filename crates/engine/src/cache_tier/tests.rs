@@ -131,13 +131,13 @@ fn a_request_that_leaves_holds_no_state() {
     assert!(hold(&mut disk, scheduler.pool()).is_none());
     let pool = scheduler.pool_mut();
     assert!(disk.begin_load(pool, 0));
-    while pool.blank_states() == ROWS {
+    while pool.free_states() == ROWS {
         assert!(!disk.take_loaded(&runner, pool, &mut 1, true));
     }
     assert!(disk.holds_pages());
     disk.forget(SeqId(0), pool);
     assert!(disk.is_idle(pool) && !disk.holds_pages());
-    assert_eq!(pool.blank_states(), ROWS);
+    assert_eq!(pool.free_states(), ROWS);
     // Its pages are there, and nothing goes on after them.
     assert_eq!((pool.find_pages(Chain::ROOT, &prompt().tokens).len(), pool.available()), (3, 16));
     pool.at_rest().unwrap();
@@ -184,7 +184,7 @@ fn an_evicted_state_comes_back_to_its_pages() {
     let pool = scheduler.pool_mut();
     let rows: Vec<StateRow> = std::iter::from_fn(|| pool.take_state()).collect();
     rows.iter().for_each(|row| pool.give_back_state(*row));
-    let blank = pool.available();
+    let available = pool.available();
     assert_eq!((snapshot(&runner, &scheduler), rows.len()), (None, ROWS));
 
     assert!(hold(&mut disk, scheduler.pool()).is_none());
@@ -193,6 +193,6 @@ fn an_evicted_state_comes_back_to_its_pages() {
         ready = disk.advance(&runner, &mut scheduler);
     }
     assert_eq!(snapshot(&runner, &scheduler).unwrap().1, want);
-    assert_eq!((disk.counts.hits.load(Ordering::Relaxed), scheduler.pool().available()), (12, blank));
+    assert_eq!((disk.counts.hits.load(Ordering::Relaxed), scheduler.pool().available()), (12, available));
     scheduler.check().unwrap();
 }

@@ -8,8 +8,8 @@ use tallow_core::ops::{IndexMode, IndexRows, TailSum, TopK, TopKOut};
 use tallow_core::{Backend, Error, Tensor};
 
 use super::SampleInput;
-use crate::sampler::{Candidates, Needs, Tail, candidates_of};
-use crate::scheduler::{Batch, BatchPart, Wanted};
+use crate::sampler::{Candidates, LogitsNeeded, Tail, candidates_of};
+use crate::scheduler::{Batch, BatchPart, LogitsRows};
 
 /// Logits that a part reads.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(super) struct PartLogits {
     scored: Range<usize>,
     /// Rows to sample from.
     pub(super) sampled: Range<usize>,
-    pub(super) needs: Needs,
+    pub(super) needs: LogitsNeeded,
     /// Tokens whose logits the sampler edits, if it samples from candidates: one gather for each row.
     edited: Vec<u32>,
     /// Index of the first row's logits in the step's.
@@ -115,11 +115,11 @@ impl LogitsPlan {
                 edited_at,
                 temperature: if how.temperature > 0.0 { how.temperature } else { 1.0 },
             };
-            if part.needs == Needs::Candidates && !part.sampled.is_empty() {
+            if part.needs == LogitsNeeded::Candidates && !part.sampled.is_empty() {
                 part.edited = sampler.edited(draft(of).1, vocab);
                 // Many of them are read no faster than the row, and their places are 32 bits.
                 if part.edited.len() > vocab / 8 || end.saturating_mul(vocab) > u32::MAX as usize {
-                    (part.needs, part.edited) = (Needs::Row, Vec::new());
+                    (part.needs, part.edited) = (LogitsNeeded::Row, Vec::new());
                 }
             }
             if !part.sampled.is_empty() {
@@ -134,12 +134,12 @@ impl LogitsPlan {
     /// Extends the rows whose top k are computed by those of a part.
     fn include(&mut self, part: &PartLogits, logprobs: bool) {
         let top = match part.needs {
-            Needs::Row => return,
-            Needs::TopK(k) => {
+            LogitsNeeded::Row => return,
+            LogitsNeeded::TopK(k) => {
                 self.top_k.k = self.top_k.k.max(k);
                 &mut self.top_k
             }
-            Needs::Candidates => {
+            LogitsNeeded::Candidates => {
                 self.logprobs |= logprobs;
                 &mut self.candidates
             }
@@ -158,7 +158,7 @@ impl LogitsPlan {
         // Of rows between those of candidates the sums are not used.
         let mut temperatures = vec![1.0; rows.len() * each];
         let mut edited = Vec::new();
-        let sampled = self.parts.iter().filter(|part| part.needs == Needs::Candidates);
+        let sampled = self.parts.iter().filter(|part| part.needs == LogitsNeeded::Candidates);
         for (part, row) in sampled.flat_map(|part| part.sampled.clone().map(move |row| (part, row))) {
             let row = row - rows.start;
             temperatures[row * each] = part.temperature;
@@ -211,12 +211,12 @@ impl LogitsPlan {
         part: &'a PartLogits,
     ) -> impl Iterator<Item = SampledRow<'a>> {
         part.sampled.clone().enumerate().filter_map(move |(n, row)| match part.needs {
-            Needs::Row => None,
-            Needs::TopK(k) => {
+            LogitsNeeded::Row => None,
+            LogitsNeeded::TopK(k) => {
                 let (tokens, logits) = read.top_k.row(row - self.top_k.rows.start, self.top_k.k);
                 Some(SampledRow::TopK(&tokens[..k], &logits[..k]))
             }
-            Needs::Candidates => {
+            LogitsNeeded::Candidates => {
                 let (at, k, each) =
                     (row - self.candidates.rows.start, self.candidates.k, self.temperatures());
                 let (tokens, logits) = read.candidates.row(at, k);
@@ -251,7 +251,7 @@ pub(super) enum SampledRow<'a> {
 impl PartLogits {
     /// Rows that are read in full, in order.
     fn whole(&self) -> [Range<usize>; 2] {
-        let sampled = if self.needs == Needs::Row { self.sampled.clone() } else { 0..0 };
+        let sampled = if self.needs == LogitsNeeded::Row { self.sampled.clone() } else { 0..0 };
         [self.scored.clone(), sampled]
     }
 
@@ -311,11 +311,11 @@ impl<B: Backend> FetchedLogits<B> {
 /// Prompt tokens scored by a part's first rows of logits: row i predicts the token after it.
 pub(super) fn scored<'a>(part: &BatchPart, asked: &SampleInput<'a>) -> &'a [u32] {
     match part.logits {
-        Wanted::All { .. } => {
+        LogitsRows::All { .. } => {
             let following = asked.prompt.get(part.start + 1..).unwrap_or_default();
             &following[..following.len().min(part.tokens.len())]
         }
-        Wanted::None | Wanted::Last => &[],
+        LogitsRows::None | LogitsRows::Last => &[],
     }
 }
 
@@ -327,9 +327,9 @@ pub(super) fn draft(part: &BatchPart) -> (&[u32], &[u32]) {
 /// Rows of logits that a part has.
 fn outputs(part: &BatchPart) -> usize {
     match part.logits {
-        Wanted::None => 0,
-        Wanted::Last => 1 + part.drafted,
-        Wanted::All { .. } => part.tokens.len(),
+        LogitsRows::None => 0,
+        LogitsRows::Last => 1 + part.drafted,
+        LogitsRows::All { .. } => part.tokens.len(),
     }
 }
 

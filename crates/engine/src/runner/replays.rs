@@ -129,7 +129,7 @@ mod tests {
     use tallow_core::{DType, Memory, Trace, null_ops};
 
     use super::*;
-    use crate::scheduler::{BatchPart, SeqId, Wanted};
+    use crate::scheduler::{BatchPart, LogitsRows, SeqId};
 
     /// A device that computes nothing, with what it says to captures after the first, by which it is asked whether it
     /// captures at all.
@@ -219,7 +219,7 @@ mod tests {
             start: 40,
             blocks: (0..4).collect(),
             state: None,
-            logits: Wanted::Last,
+            logits: LogitsRows::Last,
             lora: None,
             cross: None,
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::accuracy::Accuracy;
 use super::seq::Seq;
-use super::{Batch, BatchPart, Scheduler, Wanted};
+use super::{Batch, BatchPart, LogitsRows, Scheduler};
 use crate::block_pool::BlockId;
 
 /// Tokens that an answer is expected to go on for: a prompt that the draft model has not seen must pay within them.
@@ -33,7 +33,7 @@ impl Seq {
         if !guesses {
             model.wanted = 0;
         }
-        Some(self.part_of(tokens, start, if guesses { Wanted::Last } else { Wanted::None }, page_len))
+        Some(self.part_of(tokens, start, if guesses { LogitsRows::Last } else { LogitsRows::None }, page_len))
     }
 
     /// Takes the result of the draft model's step, and returns its part of the next one, if its guess is to be longer.
@@ -43,11 +43,11 @@ impl Seq {
         let token = token?;
         model.guess.push(token);
         (model.guess.len() < model.wanted)
-            .then(|| self.part_of(vec![token], computed, Wanted::Last, page_len))
+            .then(|| self.part_of(vec![token], computed, LogitsRows::Last, page_len))
     }
 
     /// A part with tokens that the draft model computes.
-    fn part_of(&self, tokens: Vec<u32>, start: usize, logits: Wanted, page_len: usize) -> BatchPart {
+    fn part_of(&self, tokens: Vec<u32>, start: usize, logits: LogitsRows, page_len: usize) -> BatchPart {
         let blocks = self.blocks.first((start + tokens.len()).div_ceil(page_len));
         BatchPart {
             id: self.id,

@@ -6,7 +6,7 @@ use tallow_core::{PageTable, StateRows};
 
 use super::model_guess::{DraftModelRecord, ModelGuess};
 use super::prompt_lookup::PromptLookup;
-use super::{BatchPart, ClientId, CrossPart, NewSeq, SNAPSHOT_EVERY, SeqId, Wanted};
+use super::{BatchPart, ClientId, CrossPart, LogitsRows, NewSeq, SNAPSHOT_EVERY, SeqId};
 use crate::block_pool::{BlockId, BlockPool, Chain, StateRow};
 use crate::encoder_input::{EncoderOutput, InputDigest};
 use crate::lora::LoraRef;
@@ -158,7 +158,7 @@ impl Seq {
             let every = SNAPSHOT_EVERY.next_multiple_of(page_len);
             let is_regular =
                 self.computed.is_multiple_of(every) && self.computed < self.usable(page_len).len();
-            if (!is_regular || pool.blank_states() > 0) && pool.publish_state(block, row) {
+            if (!is_regular || pool.free_states() > 0) && pool.publish_state(block, row) {
                 pool.settle_state(block, row);
             }
         }
@@ -258,9 +258,9 @@ impl Seq {
         let (start, end) = (self.computed, self.computed + rows);
         let last = end == self.tokens.len() && self.tokens.len() < self.most;
         let logits = match (self.all_logits && start < self.prompt_len, last) {
-            (true, last) => Wanted::All { last },
-            (false, true) => Wanted::Last,
-            (false, false) => Wanted::None,
+            (true, last) => LogitsRows::All { last },
+            (false, true) => LogitsRows::Last,
+            (false, false) => LogitsRows::None,
         };
         let draft = &self.draft[..];
         let blocks = self.blocks.first((end + draft.len()).div_ceil(page_len));

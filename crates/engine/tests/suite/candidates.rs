@@ -9,7 +9,7 @@ use tallow_core::ops::{TailSum, TopK};
 use tallow_core::{Backend, Memory};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::sampler::{
-    Candidates, Choice, Needs, NotFinite, Sampler, Sampling, Tail, candidates_of, score,
+    Candidates, Choice, LogitsNeeded, NotFinite, Sampler, Sampling, Tail, candidates_of, score,
 };
 
 /// A request's sampling and its tokens.
@@ -222,7 +222,7 @@ fn candidates_and_rows_give_what_the_definition_gives() {
         let want = plain(&case, &row);
         let sampler = case.sampler();
         prop_assert_eq!(&sampler.sample(&mut row.clone(), case.place), &want, "the row");
-        if sampler.needs(row.len()) != Needs::Candidates {
+        if sampler.needs(row.len()) != LogitsNeeded::Candidates {
             return Ok(());
         }
         let got = by_candidates(&b, &case, &row);

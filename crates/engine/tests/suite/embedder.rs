@@ -10,7 +10,7 @@ use crate::common::faulty::{FAILS, Faulty, LOST, PANICS};
 use tallow_core::Backend;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::embedder::{
-    Answer, EmbedderHandle, EmbedderInfo, EncoderRunner, RunningEmbedder, Wanted, spawn,
+    Answer, EmbedderHandle, EmbedderInfo, EncoderRunner, PoolingTask, RunningEmbedder, spawn,
 };
 use tallow_engine::handle::Failure;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs};
@@ -35,13 +35,13 @@ fn model() -> (EncoderModel, Inputs) {
 
 fn start<B: Backend>(queue: usize, b: impl FnOnce() -> B + Send + 'static) -> RunningEmbedder {
     let (model, inputs) = model();
-    let wanted = Wanted::Vectors(Pooling::Mean);
-    let info = EmbedderInfo { names: vec!["test".into()], inputs, wanted, width: 48, classes: None, queue };
+    let task = PoolingTask::Embed(Pooling::Mean);
+    let info = EmbedderInfo { names: vec!["test".into()], inputs, task, width: 48, classes: None, queue };
     let worker = move || {
         let b = b();
         let encoder =
             Encoder::load(&b, &model, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        Ok::<_, Wrong>(EncoderRunner::new(b, encoder, wanted, BUDGET))
+        Ok::<_, Wrong>(EncoderRunner::new(b, encoder, task, BUDGET))
     };
     spawn(|| Ok(info), worker).unwrap()
 }
@@ -165,9 +165,8 @@ fn what_is_under_way_is_finished_before_the_end() {
 #[test]
 fn who_comes_as_it_ends_is_told_and_waits_no_more() {
     let (_, inputs) = model();
-    let wanted = Wanted::Vectors(Pooling::Mean);
-    let info =
-        EmbedderInfo { names: vec!["test".into()], inputs, wanted, width: 48, classes: None, queue: 4 };
+    let task = PoolingTask::Embed(Pooling::Mean);
+    let info = EmbedderInfo { names: vec!["test".into()], inputs, task, width: 48, classes: None, queue: 4 };
     let (handle, messages, guard) = EmbedderHandle::new(info);
     let queued = handle.submit(vec![text(30, 4)]).unwrap();
     drop(messages);

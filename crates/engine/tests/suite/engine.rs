@@ -12,7 +12,7 @@ use tallow_engine::block_pool::BlockPool;
 use tallow_engine::engine::serve;
 use tallow_engine::failure::Unfit;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
-use tallow_engine::sampler::{Needs, Sampler, Sampling};
+use tallow_engine::sampler::{LogitsNeeded, Sampler, Sampling};
 use tallow_engine::scheduler::{Limits, Scheduler};
 use tallow_support::PATIENCE;
 
@@ -106,8 +106,8 @@ fn candidates_say_what_whole_rows_say() {
         // A top-k of the whole vocabulary is the same, but reads all logits.
         let all = Sampling { top_k: 96, ..how.clone() };
         let needs = |how: &Sampling| Sampler::new(how.clone(), &prompt).needs(96);
-        assert_eq!(needs(&how), Needs::Candidates);
-        assert_eq!(needs(&all), Needs::Row);
+        assert_eq!(needs(&how), LogitsNeeded::Candidates);
+        assert_eq!(needs(&all), LogitsNeeded::Row);
         let say = |sampling| {
             let asked = Request { sampling, ignore_end: true, ..request(&prompt, 40) };
             choices(&events(&handle, asked))

@@ -11,7 +11,7 @@ use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, DraftCosts, Limits, NewSeq, Scheduler, SeqId, StepCost, Wanted,
+    Batch, BatchPart, ClientId, DraftCosts, Limits, LogitsRows, NewSeq, Scheduler, SeqId, StepCost,
 };
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -30,7 +30,7 @@ fn runner<B: Backend>(b: B, model: &Model, shape: KvShape) -> Runner<B> {
 fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<Vec<u32>> {
     let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, state_rows: 2 });
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
-    let logits = Wanted::All { last: false };
+    let logits = LogitsRows::All { last: false };
     let (id, state) = (SeqId(0), r.states_of(0, 0));
     let part = BatchPart {
         id,
@@ -147,7 +147,7 @@ fn check<B: Backend>(
         };
         // Compare every row of logits, not only the sampled ones.
         let samples: Vec<bool> = batch.parts.iter().map(|p| p.logits.samples()).collect();
-        batch.parts.iter_mut().for_each(|p| p.logits = Wanted::All { last: false });
+        batch.parts.iter_mut().for_each(|p| p.logits = LogitsRows::All { last: false });
         let logits = r.logits(&batch).unwrap();
         let got: Vec<f32> = r.backend().download(&logits).unwrap();
         let mut rows = got.chunks_exact(model.spec.vocab);
@@ -416,7 +416,7 @@ fn a_step_that_failed_can_be_done_again() {
             start: part.start,
             blocks: (0..3).map(|i| 3 * place + i).collect(),
             state: r.states_of(*place as usize, step),
-            logits: Wanted::All { last: false },
+            logits: LogitsRows::All { last: false },
             lora: None,
             cross: None,
         };

@@ -4,7 +4,7 @@
 use crate::common::{faulty, model, runner};
 use tallow_engine::runner::{Outcome, SampleInput};
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
-use tallow_engine::scheduler::{Batch, BatchPart, SeqId, Wanted};
+use tallow_engine::scheduler::{Batch, BatchPart, LogitsRows, SeqId};
 
 const VOCAB: usize = 96;
 /// Candidates of a row.
@@ -17,7 +17,7 @@ type Outcomes = Vec<Result<Outcome, NotFinite>>;
 type Shapes = Vec<(usize, usize)>;
 
 /// Part of a prompt, from its beginning.
-fn part(tokens: &[u32], logits: Wanted) -> BatchPart {
+fn part(tokens: &[u32], logits: LogitsRows) -> BatchPart {
     let (id, blocks) = (SeqId(0), vec![0, 1].into());
     BatchPart {
         id,
@@ -33,7 +33,7 @@ fn part(tokens: &[u32], logits: Wanted) -> BatchPart {
 }
 
 fn decodes(tokens: &[u32], how: Sampling) -> (BatchPart, Sampling, Vec<u32>) {
-    (part(tokens, Wanted::Last), how, tokens.to_vec())
+    (part(tokens, LogitsRows::Last), how, tokens.to_vec())
 }
 
 /// Runs a step of parts, each with its sampling and its whole prompt. Returns the outcomes and the shapes of the reads.
@@ -123,7 +123,7 @@ fn rows_are_read_where_candidates_do_not_do() {
     // Most tokens have a penalty.
     let prompt: Vec<u32> = (20..40).collect();
     let penalty = Sampling { repetition_penalty: 1.1, ..base() };
-    let part = part(&prompt[..2], Wanted::Last);
+    let part = part(&prompt[..2], LogitsRows::Last);
     assert_eq!(step(&[(part, penalty, prompt)]).1, [whole]);
 }
 
@@ -134,7 +134,7 @@ fn a_mixed_step_reads_once() {
         decodes(&[20], Sampling::greedy()),
         decodes(&[21], whole.clone()),
         decodes(&[22; 2], whole.clone()),
-        (part(&[23; 5], Wanted::None), whole.clone(), vec![23; 6]),
+        (part(&[23; 5], LogitsRows::None), whole.clone(), vec![23; 6]),
         decodes(&[24], top_k(3)),
         decodes(&[25], whole),
         decodes(&[26; 2], Sampling::default()),
@@ -166,7 +166,7 @@ fn what_is_no_number_is_told_to_its_own_part() {
     }
     // A prompt with NaN logits together with a good one.
     let scored =
-        |tokens: &[u32]| (part(tokens, Wanted::All { last: true }), Sampling::greedy(), tokens.to_vec());
+        |tokens: &[u32]| (part(tokens, LogitsRows::All { last: true }), Sampling::greedy(), tokens.to_vec());
     let (outcomes, reads) = step(&[scored(&[20, faulty::NOT_A_NUMBER, 21, 22]), scored(&[20, 21, 22, 23])]);
     assert_eq!(outcomes[0], Err(NotFinite));
     let fine = outcomes[1].as_ref().unwrap();
@@ -178,7 +178,7 @@ fn what_is_no_number_is_told_to_its_own_part() {
 fn scored_prompts_read_the_rows_that_are_scored() {
     let prompt: Vec<u32> = (20..28).collect();
     let all = |tokens: &[u32], last: bool, how: Sampling| {
-        step(&[(part(tokens, Wanted::All { last }), how, prompt.clone())])
+        step(&[(part(tokens, LogitsRows::All { last }), how, prompt.clone())])
     };
     let scores = |outcomes: &[Result<Outcome, NotFinite>]| {
         let prompt = &outcomes[0].as_ref().unwrap().prompt;
@@ -202,7 +202,7 @@ fn scored_prompts_read_the_rows_that_are_scored() {
     // A preempted sequence that is recomputed, with a token of its answer.
     let again: Vec<u32> = (20..29).map(|t| if t == 28 { LIKELY } else { t }).collect();
     let blocks = vec![0, 1, 2].into();
-    let again = BatchPart { blocks, ..part(&again, Wanted::All { last: true }) };
+    let again = BatchPart { blocks, ..part(&again, LogitsRows::All { last: true }) };
     let (outcomes, reads) = step(&[(again, Sampling::default(), prompt.clone())]);
     assert_eq!(scores(&outcomes), prompt[1..]);
     assert_eq!(reads, [[vec![(7, VOCAB)], candidates(1)].concat(), rest]);
@@ -211,9 +211,9 @@ fn scored_prompts_read_the_rows_that_are_scored() {
 #[test]
 fn a_step_without_outputs_reads_nothing() {
     let (outcomes, reads) = step(&[
-        (part(&[20; 5], Wanted::None), Sampling::greedy(), vec![20; 9]),
-        (part(&[21; 3], Wanted::None), Sampling::default(), vec![21; 9]),
-        (part(&[22], Wanted::All { last: false }), Sampling::greedy(), vec![22]),
+        (part(&[20; 5], LogitsRows::None), Sampling::greedy(), vec![20; 9]),
+        (part(&[21; 3], LogitsRows::None), Sampling::default(), vec![21; 9]),
+        (part(&[22], LogitsRows::All { last: false }), Sampling::greedy(), vec![22]),
     ]);
     assert_eq!(tokens(&outcomes), [None; 3]);
     assert!(reads.is_empty(), "{reads:?}");

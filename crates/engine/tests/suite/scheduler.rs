@@ -8,8 +8,8 @@ use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::encoder_input::{EncoderOutput, InputDigest};
 use tallow_engine::failure::Unfit;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, DraftCosts, DraftModelCost, Limits, NewSeq, Scheduler, SeqId, StepCost,
-    Wanted,
+    Batch, BatchPart, ClientId, DraftCosts, DraftModelCost, Limits, LogitsRows, NewSeq, Scheduler, SeqId,
+    StepCost,
 };
 
 /// A request of a schedule.
@@ -126,7 +126,7 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
         }
         let (end, drafted) = (part.start + part.tokens.len() - part.drafted, part.drafted);
         let (tokens, draft) = part.tokens.split_at(part.tokens.len() - drafted);
-        assert!(drafted == 0 || (tokens.len() == 1 && part.logits == Wanted::Last));
+        assert!(drafted == 0 || (tokens.len() == 1 && part.logits == LogitsRows::Last));
         assert_eq!(
             tokens,
             &seq.tokens[part.start..end],
@@ -158,7 +158,7 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
         }
         let last = end == seq.tokens.len() && seq.tokens.len() < seq.most;
         assert_eq!(part.logits.samples(), last);
-        let scored = matches!(part.logits, Wanted::All { .. });
+        let scored = matches!(part.logits, LogitsRows::All { .. });
         assert_eq!(scored, seq.asked.all_logits && part.start < seq.asked.prompt.len());
         let mut next = Vec::new();
         if last {
@@ -312,7 +312,7 @@ proptest! {
             if batch.parts.iter().any(decodes) {
                 prop_assert!(rows <= decode_budget.max(2 * slots));
             }
-            let scored = batch.parts.iter().filter(|p| matches!(p.logits, Wanted::All { .. }));
+            let scored = batch.parts.iter().filter(|p| matches!(p.logits, LogitsRows::All { .. }));
             prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));
             prop_assert!(s.running() <= slots);
             let sampled = run(&batch, page, &mut cache, &known);

@@ -82,8 +82,8 @@ fn the_next_turn_reuses_the_answer() {
     let mut s = recurrent(1, 512, 4);
     submit(&mut s, 0, (0..10).collect(), 30);
     computed(&mut s);
-    let blank = s.pool().blank_states();
-    assert_eq!(blank, 6 - 2, "of the prompt and of the answer");
+    let free = s.pool().free_states();
+    assert_eq!(free, 6 - 2, "of the prompt and of the answer");
     // The step's made-up tokens are all 7; the last one is sampled, and not computed.
     let turn: Vec<u32> = (0..10).chain([7; 30]).chain(50..60).collect();
     submit(&mut s, 1, turn, 1);

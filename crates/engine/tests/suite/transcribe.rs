@@ -15,7 +15,7 @@ use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{ClientId, Limits};
 use tallow_engine::transcribe::{Segment, TranscribeOptions, Transcriber};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
-use tallow_models::speech::{Job, Speech};
+use tallow_models::speech::{Speech, SpeechTask};
 use tallow_support::listener;
 
 /// Transcriber with a Whisper of random weights. Also returns the tokens of a window's encoder output.
@@ -49,8 +49,8 @@ fn transcriber() -> (RunningEngine, Transcriber, usize) {
 
 /// Options at a temperature where some texts are so unlikely that their window is decoded again.
 fn options(client: u64) -> TranscribeOptions {
-    let (job, temperature, client) = (Job::Transcribe, 0.8, ClientId(client));
-    TranscribeOptions { language: None, job, prompt: String::new(), temperature, client, salt: None }
+    let (task, temperature, client) = (SpeechTask::Transcribe, 0.8, ClientId(client));
+    TranscribeOptions { language: None, task, prompt: String::new(), temperature, client, salt: None }
 }
 
 /// Source of `seconds` of a tone.

@@ -19,7 +19,7 @@ const FILE: &str = "generation_config.json";
 
 /// Whisper task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Job {
+pub enum SpeechTask {
     /// Transcription: text in the spoken language.
     Transcribe,
     /// Translation: text in English.
@@ -130,9 +130,9 @@ impl Speech {
     }
 
     /// Language and task tokens, which follow the start token.
-    pub fn setting(&self, language: Option<u32>, job: Job) -> Vec<u32> {
-        let job = if job == Job::Transcribe { self.transcribe } else { self.translate };
-        language.map_or(Vec::new(), |language| vec![language, job])
+    pub fn setting(&self, language: Option<u32>, task: SpeechTask) -> Vec<u32> {
+        let task = if task == SpeechTask::Transcribe { self.transcribe } else { self.translate };
+        language.map_or(Vec::new(), |language| vec![language, task])
     }
 
     /// Language code of a language token.

@@ -9,7 +9,7 @@ use tallow_media::image::resize::Picture;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::encoder::PatchProcessor;
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_models::speech::{Job, Speech};
+use tallow_models::speech::{Speech, SpeechTask};
 use tallow_text::tokenizer::{Special, Tokenizer};
 
 use crate::sweep::{complaint, fault, others, places};
@@ -150,7 +150,7 @@ fn how_speech_is_written() {
     settings(&dir, "generation_config.json", &good, |path| {
         let model = Seq2SeqModel::open(path)?;
         let speech = Speech::read(&model, &Tokenizer::from_folder(path)?)?;
-        let _ = speech.setting(speech.language("en").flatten(), Job::Transcribe);
+        let _ = speech.setting(speech.language("en").flatten(), SpeechTask::Transcribe);
         Ok(())
     });
 }

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
-use tallow_engine::embedder::Wanted;
+use tallow_engine::embedder::PoolingTask;
 use tallow_engine::handle::Failure;
 use tallow_models::encoder::{InputError, Inputs, Item, Truncation, shortened};
 
@@ -164,7 +164,7 @@ pub(crate) fn input_error(path: &str, why: &InputError) -> ApiError {
 /// Parses and tokenizes a body.
 fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<EmbeddingRequest, ApiError> {
     let info = server.model.handle.info();
-    if info.wanted == Wanted::Scores {
+    if info.task == PoolingTask::Classify {
         let why = match info.width {
             1 => "the model of this server is a reranker and computes no embeddings; it has /v1/rerank",
             _ => "the model of this server is a classifier and computes no embeddings; it has /classify",

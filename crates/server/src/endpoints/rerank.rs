@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
-use tallow_engine::embedder::Wanted;
+use tallow_engine::embedder::PoolingTask;
 use tallow_models::encoder::{Item, Truncation, relevance};
 
 use super::embeddings::{MAX_TEXTS, Usage, encode, input_error, model};
@@ -71,7 +71,7 @@ pub(crate) async fn rerank(
 /// Parses and tokenizes a body.
 fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<RerankRequest, ApiError> {
     let info = server.model.handle.info();
-    if info.wanted != Wanted::Scores {
+    if info.task != PoolingTask::Classify {
         let why = "the model of this server computes embeddings and is no reranker; it has /v1/embeddings";
         return Err(ApiError::new(StatusCode::NOT_FOUND, why));
     }

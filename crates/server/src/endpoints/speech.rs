@@ -11,7 +11,7 @@ use tallow_engine::handle::Failure;
 use tallow_engine::scheduler::ClientId;
 use tallow_engine::transcribe::{Interrupted, Segment, TranscribeOptions};
 use tallow_media::audio::Audio;
-use tallow_models::speech::Job;
+use tallow_models::speech::SpeechTask;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, TryAcquireError, oneshot};
 
@@ -45,17 +45,21 @@ pub(crate) async fn transcriptions(
     State(server): State<Arc<Server<ServedSpeech>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    answer(server, request, Job::Transcribe).await
+    answer(server, request, SpeechTask::Transcribe).await
 }
 
 pub(crate) async fn translations(
     State(server): State<Arc<Server<ServedSpeech>>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    answer(server, request, Job::Translate).await
+    answer(server, request, SpeechTask::Translate).await
 }
 
-async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -> Result<Response, ApiError> {
+async fn answer(
+    server: Arc<Server<ServedSpeech>>,
+    request: Request,
+    task: SpeechTask,
+) -> Result<Response, ApiError> {
     server.ready()?;
     let permit = permit(&server)?;
     let ctx = server.request_context(&request);
@@ -78,13 +82,13 @@ async fn answer(server: Arc<Server<ServedSpeech>>, request: Request, job: Job) -
     let work = tokio::task::spawn_blocking(move || {
         // Released when this closure ends, even if nobody waits for it any more.
         let _held = (permit, ctx);
-        let parsed = parse(&own, &bytes, &boundary, job, (client, salt))?;
+        let parsed = parse(&own, &bytes, &boundary, task, (client, salt))?;
         // Keeps the file in place and drops what is around it.
         bytes.truncate(parsed.file.end);
         bytes.drain(..parsed.file.start);
         Handle::current().block_on(async {
             tokio::select! {
-                done = transcribe(&own, bytes, parsed, job) => done,
+                done = transcribe(&own, bytes, parsed, task) => done,
                 _ = gone => Err(ApiError::engine(Failure::ShuttingDown, true)),
             }
         })
@@ -122,7 +126,7 @@ fn parse(
     server: &Server<ServedSpeech>,
     body: &[u8],
     boundary: &str,
-    job: Job,
+    task: SpeechTask,
     (client, salt): (ClientId, Option<String>),
 ) -> Result<TranscriptionRequest, ApiError> {
     let speech = &server.model.transcriber.speech;
@@ -134,14 +138,15 @@ fn parse(
     let Some(file) = form.bytes("file").filter(|file| !file.is_empty()) else {
         return Err(ApiError::field("file", "file is missing or empty: it should be the sound"));
     };
-    let language = match form.text("language")?.filter(|name| !name.is_empty() && job == Job::Transcribe) {
-        None => None,
-        Some(name) => speech.language(&name).ok_or_else(|| {
-            let why = format!("language is not one that the model knows: {}", speech.known());
-            ApiError::field("language", why)
-        })?,
-    };
-    if job == Job::Translate && speech.languages.is_empty() {
+    let language =
+        match form.text("language")?.filter(|name| !name.is_empty() && task == SpeechTask::Transcribe) {
+            None => None,
+            Some(name) => speech.language(&name).ok_or_else(|| {
+                let why = format!("language is not one that the model knows: {}", speech.known());
+                ApiError::field("language", why)
+            })?,
+        };
+    if task == SpeechTask::Translate && speech.languages.is_empty() {
         return Err(ApiError::bad("the model knows one language only, and does not translate"));
     }
     let prompt = form.text("prompt")?.unwrap_or_default();
@@ -168,7 +173,7 @@ fn parse(
     let file = start..start + file.len();
     Ok(TranscriptionRequest {
         file,
-        options: TranscribeOptions { language, job, prompt, temperature, client, salt },
+        options: TranscribeOptions { language, task, prompt, temperature, client, salt },
         format,
     })
 }
@@ -197,7 +202,7 @@ async fn transcribe(
     server: &Server<ServedSpeech>,
     file: Vec<u8>,
     parsed: TranscriptionRequest,
-    job: Job,
+    task: SpeechTask,
 ) -> Result<(String, Format), ApiError> {
     let transcriber = &server.model.transcriber;
     let bad_file = |why: &dyn std::fmt::Display| ApiError::field("file", format!("file: {why}"));
@@ -211,5 +216,5 @@ async fn transcribe(
         Interrupted::Sound(why) => bad_file(&why),
         Interrupted::Prompt(why) => ApiError::field("prompt", format!("prompt: {why}")),
     })?;
-    Ok((Transcript { job, transcription, segments }.written(parsed.format), parsed.format))
+    Ok((Transcript { task, transcription, segments }.written(parsed.format), parsed.format))
 }

@@ -10,7 +10,7 @@ use crate::common::{HasAddress, hello, start_server};
 use serde_json::{Value, json};
 use tallow_core::Arithmetic;
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, RunningEmbedder, Wanted, spawn};
+use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, PoolingTask, RunningEmbedder, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
 use tallow_server::{ServedEncoder, Settings, serve_encoder};
 use tallow_support::{golden, image_encoder, text_encoder};
@@ -42,17 +42,17 @@ impl Drop for EncoderServer {
     }
 }
 
-fn embedder(model: EncoderModel, wanted: Wanted, queue: usize) -> RunningEmbedder {
+fn embedder(model: EncoderModel, task: PoolingTask, queue: usize) -> RunningEmbedder {
     let inputs = Inputs::new(&model).unwrap();
     let width = model.spec.head.map_or(model.spec.width(), |head| head.labels);
     let (names, classes) = (vec!["tiny".to_owned(), "alias".to_owned()], model.classes().unwrap());
-    let info = || Ok::<_, std::io::Error>(EmbedderInfo { names, inputs, wanted, width, classes, queue });
+    let info = || Ok::<_, std::io::Error>(EmbedderInfo { names, inputs, task, width, classes, queue });
     spawn(info, move || {
         let b = Cpu::new(Isa::Scalar, 1).unwrap().with(Arithmetic::Exact);
         let load =
             |model: &EncoderModel| Encoder::load(&b, model, &mut |_, _| ControlFlow::Continue(())).unwrap();
         let (encoder, images) = (load(&model), model.image_encoder.as_deref().map(load));
-        Ok(EncoderRunner::new(b, encoder, wanted, 24).with(images))
+        Ok(EncoderRunner::new(b, encoder, task, 24).with(images))
     })
     .unwrap()
 }
@@ -67,8 +67,8 @@ fn serve_folder(make: impl FnOnce(&Path), queue: usize) -> EncoderServer {
     let folder = std::env::temp_dir().join(format!("tallow-server-{}-{number}", std::process::id()));
     make(&folder);
     let model = EncoderModel::open(&folder).unwrap();
-    let wanted = model.spec.head.map_or(Wanted::Vectors(model.sentence.pooling), |_| Wanted::Scores);
-    let handle = embedder(model, wanted, queue);
+    let task = model.spec.head.map_or(PoolingTask::Embed(model.sentence.pooling), |_| PoolingTask::Classify);
+    let handle = embedder(model, task, queue);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();

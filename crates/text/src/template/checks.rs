@@ -1,7 +1,7 @@
 //! Tests: `value is test`.
 
 use super::Failure;
-use super::run::{Done, Given, Run};
+use super::run::{CallArgs, Done, Run};
 use super::value::Value;
 
 /// Names of all tests.
@@ -48,9 +48,9 @@ const TESTS: [&str; 39] = [
 ];
 
 impl Run<'_> {
-    pub(super) fn test(&mut self, name: &str, value: &Value, mut given: Given) -> Done<bool> {
+    pub(super) fn test(&mut self, name: &str, value: &Value, mut args: CallArgs) -> Done<bool> {
         let mut other = || {
-            given.take(0, "other").ok_or_else(|| Failure::wrong(format!("test '{name}' needs an argument")))
+            args.take(0, "other").ok_or_else(|| Failure::wrong(format!("test '{name}' needs an argument")))
         };
         let whole = || value.as_int().ok_or_else(|| Failure::operand(name, value));
         Ok(match name {

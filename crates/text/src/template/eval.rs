@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::ast::{Arguments, Comparison, Expr, Link};
-use super::run::{Done, Given, Run};
+use super::run::{CallArgs, Done, Run};
 use super::value::{Kind, Loop, Range, Value};
 use super::{Failure, methods};
 
@@ -134,35 +134,35 @@ impl Run<'_> {
                 self.slice(&value, &bounds)
             }
             Link::Call(arguments) => {
-                let given = self.arguments(arguments)?;
-                self.call(&value, given)
+                let args = self.arguments(arguments)?;
+                self.call(&value, args)
             }
             Link::Filter(filter) => {
-                let given = self.arguments(&filter.arguments)?;
-                self.filter(&filter.name, value, given)
+                let args = self.arguments(&filter.arguments)?;
+                self.filter(&filter.name, value, args)
             }
             Link::Test(test, negated) => {
-                let given = self.arguments(&test.arguments)?;
-                Ok(Value::Bool(self.test(&test.name, &value, given)? != *negated))
+                let args = self.arguments(&test.arguments)?;
+                Ok(Value::Bool(self.test(&test.name, &value, args)? != *negated))
             }
         }
     }
 
-    pub(super) fn arguments(&mut self, arguments: &Arguments) -> Done<Given> {
-        let mut given = Given::of(self.eval_all(&arguments.plain)?);
+    pub(super) fn arguments(&mut self, arguments: &Arguments) -> Done<CallArgs> {
+        let mut args = CallArgs::of(self.eval_all(&arguments.plain)?);
         if let Some(rest) = &arguments.rest {
             let rest = self.eval(rest)?;
-            given.plain.extend(self.items(&rest)?);
+            args.plain.extend(self.items(&rest)?);
         }
         for (name, value) in &arguments.named {
-            given.named.push((name.clone(), self.eval(value)?));
+            args.named.push((name.clone(), self.eval(value)?));
         }
         if let Some(rest) = &arguments.named_rest {
             match self.eval(rest)? {
                 Value::Dict(dict) => {
                     for (key, value) in &dict.of.entries {
                         let name = key.as_str().ok_or_else(|| Failure::wrong("keywords must be strings"))?;
-                        given.named.push((name.into(), value.clone()));
+                        args.named.push((name.into(), value.clone()));
                     }
                 }
                 other => {
@@ -173,16 +173,16 @@ impl Run<'_> {
                 }
             }
         }
-        Ok(given)
+        Ok(args)
     }
 
-    pub(super) fn call(&mut self, callee: &Value, given: Given) -> Done<Value> {
+    pub(super) fn call(&mut self, callee: &Value, args: CallArgs) -> Done<Value> {
         match callee {
-            Value::Macro(closure) => self.call_macro(&closure.clone(), given),
-            Value::Function(name) => self.function(name, given),
-            Value::Method(method) => self.deeper(|run| methods::call(run, &method.0, &method.1, given)),
+            Value::Macro(closure) => self.call_macro(&closure.clone(), args),
+            Value::Function(name) => self.function(name, args),
+            Value::Method(method) => self.deeper(|run| methods::call(run, &method.0, &method.1, args)),
             Value::Object(at) => self.join_next(*at),
-            Value::Loop(this) => match given.plain.into_iter().next() {
+            Value::Loop(this) => match args.plain.into_iter().next() {
                 Some(over) => self.recurse(&this.clone(), over),
                 None => Err(Failure::wrong("the loop is called without a list")),
             },
@@ -351,8 +351,8 @@ impl Run<'_> {
     }
 
     /// `range(...)`.
-    pub(super) fn range(&mut self, given: Given) -> Done<Value> {
-        let bounds: Option<Vec<i128>> = given.plain.iter().map(Value::as_int).collect();
+    pub(super) fn range(&mut self, args: CallArgs) -> Done<Value> {
+        let bounds: Option<Vec<i128>> = args.plain.iter().map(Value::as_int).collect();
         let (start, stop, step) = match bounds.as_deref() {
             Some([stop]) => (0, *stop, 1),
             Some([start, stop]) => (*start, *stop, 1),

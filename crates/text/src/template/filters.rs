@@ -2,7 +2,7 @@
 
 use super::Failure;
 use super::numbers::{too_large, whole_of};
-use super::run::{Done, Given, Run};
+use super::run::{CallArgs, Done, Run};
 use super::value::{Kind, Value, is_space};
 use super::{chars, html, json, methods};
 
@@ -61,32 +61,32 @@ pub(super) const NAMES: [&str; 50] = [
 ];
 
 impl Run<'_> {
-    pub(super) fn filter(&mut self, name: &str, value: Value, given: Given) -> Done<Value> {
+    pub(super) fn filter(&mut self, name: &str, value: Value, args: CallArgs) -> Done<Value> {
         self.spend(0)?;
         self.deeper(|run| match name {
             "string" if value.as_str().is_some() => Ok(value),
             "string" | "safe" | "trim" | "upper" | "lower" | "title" | "capitalize" | "replace"
             | "indent" | "center" | "truncate" | "wordcount" | "escape" | "e" | "forceescape"
-            | "urlencode" | "format" | "striptags" => run.text_filter(name, &value, given),
+            | "urlencode" | "format" | "striptags" => run.text_filter(name, &value, args),
             "default" | "d" | "length" | "count" | "first" | "last" | "list" | "join" | "items"
             | "tojson" | "int" | "float" | "round" | "abs" | "attr" | "filesizeformat" | "xmlattr" => {
-                run.plain_filter(name, value, given)
+                run.plain_filter(name, value, args)
             }
-            _ => run.list_filter(name, value, given),
+            _ => run.list_filter(name, value, args),
         })
     }
 
-    fn text_filter(&mut self, name: &str, value: &Value, mut given: Given) -> Done<Value> {
+    fn text_filter(&mut self, name: &str, value: &Value, mut args: CallArgs) -> Done<Value> {
         let Value::Str(text) = self.as_text(value)? else { return Ok(Value::None) };
         let safe = text.of.safe;
         let text: &str = &text.of;
         self.spend(text.len())?;
         match name {
-            "trim" => match given.take(0, "chars") {
+            "trim" => match args.take(0, "chars") {
                 None | Some(Value::None) => self.text_like(text.trim_matches(is_space), safe),
                 Some(chars) => {
                     let strip = self.text_like(text, safe)?;
-                    methods::call(self, &strip, "strip", Given::of(vec![chars]))
+                    methods::call(self, &strip, "strip", CallArgs::of(vec![chars]))
                 }
             },
             "upper" => self.text_like(text.to_uppercase(), safe),
@@ -95,22 +95,22 @@ impl Run<'_> {
             "title" => self.text(titled(text)),
             "replace" => {
                 let mut needed =
-                    |at, name| given.take(at, name).ok_or_else(|| Failure::wrong("replace needs two texts"));
+                    |at, name| args.take(at, name).ok_or_else(|| Failure::wrong("replace needs two texts"));
                 let (from, to) = (needed(0, "old")?, needed(1, "new")?);
                 let (from, to) = (self.as_text(&from)?, self.as_text(&to)?);
-                let most = given.take(2, "count").and_then(|most| usize::try_from(most.as_int()?).ok());
+                let most = args.take(2, "count").and_then(|most| usize::try_from(most.as_int()?).ok());
                 let (from, to) = (from.as_str().unwrap_or_default(), to.as_str().unwrap_or_default());
                 methods::replaced(self, text, from, to, most.unwrap_or(usize::MAX))
             }
-            "indent" => self.indent(text, given),
+            "indent" => self.indent(text, args),
             "center" => {
-                let width = given.take(0, "width").and_then(|width| width.as_int()).unwrap_or(80);
+                let width = args.take(0, "width").and_then(|width| width.as_int()).unwrap_or(80);
                 let missing = usize::try_from(width).unwrap_or(0).saturating_sub(text.chars().count());
                 self.room(missing)?;
                 self.spend(missing)?;
                 self.text_like(methods::centered(text, missing, ' '), safe)
             }
-            "truncate" => self.truncate(text, given),
+            "truncate" => self.truncate(text, args),
             "wordcount" => {
                 let words = text
                     .split(|c: char| !(chars::is_alphanumeric(c) || c == '_'))
@@ -130,11 +130,10 @@ impl Run<'_> {
             }
             "striptags" => self.without_tags(text),
             "format" => {
-                let values = match given.named.is_empty() {
-                    true => self.sequence(given.plain, Kind::Tuple)?,
+                let values = match args.named.is_empty() {
+                    true => self.sequence(args.plain, Kind::Tuple)?,
                     false => {
-                        let pairs =
-                            given.named.into_iter().map(|(name, value)| Ok((self.text(name)?, value)));
+                        let pairs = args.named.into_iter().map(|(name, value)| Ok((self.text(name)?, value)));
                         let pairs: Vec<_> = pairs.collect::<Done<_>>()?;
                         self.dict(pairs)?
                     }
@@ -146,8 +145,8 @@ impl Run<'_> {
         }
     }
 
-    fn indent(&mut self, text: &str, mut given: Given) -> Done<Value> {
-        let indent = match given.take(0, "width") {
+    fn indent(&mut self, text: &str, mut args: CallArgs) -> Done<Value> {
+        let indent = match args.take(0, "width") {
             None => "    ".into(),
             Some(Value::Str(indent)) => indent.of.to_string(),
             Some(width) => {
@@ -157,8 +156,8 @@ impl Run<'_> {
                 " ".repeat(width)
             }
         };
-        let first = given.take(1, "first").is_some_and(|first| first.is_true());
-        let blank = given.take(2, "blank").is_some_and(|blank| blank.is_true());
+        let first = args.take(1, "first").is_some_and(|first| first.is_true());
+        let blank = args.take(2, "blank").is_some_and(|blank| blank.is_true());
         let text = text.to_owned() + "\n";
         let lines = methods::lines(&text, false);
         self.room(lines.len().saturating_mul(indent.len()).saturating_add(text.len()))?;
@@ -173,14 +172,14 @@ impl Run<'_> {
         self.text(out)
     }
 
-    fn truncate(&mut self, text: &str, mut given: Given) -> Done<Value> {
+    fn truncate(&mut self, text: &str, mut args: CallArgs) -> Done<Value> {
         let mut number = |at, name, otherwise: usize| {
-            let given = given.take(at, name).and_then(|n| usize::try_from(n.as_int()?).ok());
-            given.unwrap_or(otherwise)
+            let args = args.take(at, name).and_then(|n| usize::try_from(n.as_int()?).ok());
+            args.unwrap_or(otherwise)
         };
         let (length, leeway) = (number(0, "length", 255), number(3, "leeway", 5));
-        let kill = given.take(1, "killwords").is_some_and(|kill| kill.is_true());
-        let end = given.take(2, "end").unwrap_or(self.text("...")?);
+        let kill = args.take(1, "killwords").is_some_and(|kill| kill.is_true());
+        let end = args.take(2, "end").unwrap_or(self.text("...")?);
         let end = end.as_str().unwrap_or_default();
         if text.chars().count() <= length.saturating_add(leeway) {
             return self.text(text);
@@ -195,12 +194,12 @@ impl Run<'_> {
         self.text(kept.to_owned() + end)
     }
 
-    fn plain_filter(&mut self, name: &str, value: Value, mut given: Given) -> Done<Value> {
+    fn plain_filter(&mut self, name: &str, value: Value, mut args: CallArgs) -> Done<Value> {
         match name {
             "default" | "d" => {
-                let boolean = given.take(1, "boolean").is_some_and(|boolean| boolean.is_true());
+                let boolean = args.take(1, "boolean").is_some_and(|boolean| boolean.is_true());
                 if value.is_undefined() || (boolean && !value.is_true()) {
-                    return match given.take(0, "default_value") {
+                    return match args.take(0, "default_value") {
                         Some(default) => Ok(default),
                         None => self.text(""),
                     };
@@ -224,10 +223,10 @@ impl Run<'_> {
                 self.list(items)
             }
             "join" => {
-                let between = given.take(0, "d").unwrap_or(self.text("")?);
+                let between = args.take(0, "d").unwrap_or(self.text("")?);
                 let between = self.as_text(&between)?;
                 let mut items = self.items(&value)?;
-                if let Some(attribute) = given.take(1, "attribute") {
+                if let Some(attribute) = args.take(1, "attribute") {
                     items = items.iter().map(|item| self.attribute(item, &attribute)).collect::<Done<_>>()?;
                 }
                 self.joined(&items, between.as_str().unwrap_or_default())
@@ -235,15 +234,15 @@ impl Run<'_> {
             "items" => match &value {
                 Value::Undefined(_) => self.once(Vec::new()),
                 Value::Dict(_) => {
-                    let pairs = methods::call(self, &value, "items", given)?;
+                    let pairs = methods::call(self, &value, "items", args)?;
                     let pairs = self.items(&pairs)?;
                     self.once(pairs)
                 }
                 _ => Err(Failure::wrong("Can only get item pairs from a mapping.")),
             },
-            "tojson" => json::dump(self, &value, given),
+            "tojson" => json::dump(self, &value, args),
             "int" => {
-                let (default, base) = (given.take(0, "default"), given.take(1, "base"));
+                let (default, base) = (args.take(0, "default"), args.take(1, "base"));
                 let base = base.and_then(|base| u32::try_from(base.as_int()?).ok());
                 let number = int(&value, base.filter(|b| (2..=36).contains(b)).unwrap_or(10))?;
                 Ok(Value::Int(number.or(default.and_then(|d| d.as_int())).unwrap_or(0)))
@@ -254,11 +253,11 @@ impl Run<'_> {
                     value => value.as_float(),
                 };
                 let bytes = bytes.ok_or_else(|| Failure::operand("filesizeformat", &value))?;
-                let binary = given.take(0, "binary").is_some_and(|binary| binary.is_true());
+                let binary = args.take(0, "binary").is_some_and(|binary| binary.is_true());
                 self.text(html::file_size(bytes, binary))
             }
             "xmlattr" => {
-                let space = given.take(0, "autospace").is_none_or(|space| space.is_true());
+                let space = args.take(0, "autospace").is_none_or(|space| space.is_true());
                 self.attributes(&value, space)
             }
             "float" => {
@@ -266,7 +265,7 @@ impl Run<'_> {
                     Value::Str(text) => text.of.trim_matches(is_space).replace('_', "").parse().ok(),
                     value => value.as_float(),
                 };
-                let default = given.take(0, "default").and_then(|default| default.as_float());
+                let default = args.take(0, "default").and_then(|default| default.as_float());
                 Ok(Value::Float(number.or(default).unwrap_or(0.0)))
             }
             "abs" => match &value {
@@ -276,10 +275,10 @@ impl Run<'_> {
                     None => Err(Failure::operand("abs()", value)),
                 },
             },
-            "round" => round(&value, given),
+            "round" => round(&value, args),
             // attr
             _ => {
-                let name = given.take(0, "name").ok_or_else(|| Failure::wrong("attr needs a name"))?;
+                let name = args.take(0, "name").ok_or_else(|| Failure::wrong("attr needs a name"))?;
                 let name = name.as_str().unwrap_or_default();
                 match &value {
                     Value::Dict(_) if !methods::has(&value, name) => Ok(Value::undefined(name)),
@@ -334,10 +333,10 @@ fn int(value: &Value, base: u32) -> Done<Option<i128>> {
     }
 }
 
-fn round(value: &Value, mut given: Given) -> Done<Value> {
+fn round(value: &Value, mut args: CallArgs) -> Done<Value> {
     let x = value.as_float().ok_or_else(|| Failure::operand("round()", value))?;
-    let precision = given.take(0, "precision").and_then(|p| i32::try_from(p.as_int()?).ok()).unwrap_or(0);
-    let method = given.take(1, "method");
+    let precision = args.take(0, "precision").and_then(|p| i32::try_from(p.as_int()?).ok()).unwrap_or(0);
+    let method = args.take(1, "method");
     let scale = 10f64.powi(precision.clamp(-300, 300));
     Ok(Value::Float(match method.as_ref().and_then(Value::as_str).unwrap_or("common") {
         "ceil" => (x * scale).ceil() / scale,

@@ -1,7 +1,7 @@
 //! String formatting: `"%s" % value` and `"{}".format(value)`.
 
 use super::Failure;
-use super::run::{Done, Given, Run};
+use super::run::{CallArgs, Done, Run};
 use super::spec::{self, Spec};
 use super::value::{Kind, Value};
 
@@ -83,9 +83,9 @@ fn conversion<'t>(run: &mut Run<'_>, text: &'t str, value: &Value, out: &mut Str
 }
 
 /// Python's `str.format`.
-pub(super) fn braces(run: &mut Run<'_>, text: &str, given: &Given) -> Done<Value> {
+pub(super) fn braces(run: &mut Run<'_>, text: &str, args: &CallArgs) -> Done<Value> {
     let mut out = String::new();
-    fill_in(run, text, given, &mut Fields::default(), &mut out)?;
+    fill_in(run, text, args, &mut Fields::default(), &mut out)?;
     run.text(out)
 }
 
@@ -96,7 +96,13 @@ struct Fields {
     depth: u32,
 }
 
-fn fill_in(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, out: &mut String) -> Done<()> {
+fn fill_in(
+    run: &mut Run<'_>,
+    text: &str,
+    args: &CallArgs,
+    fields: &mut Fields,
+    out: &mut String,
+) -> Done<()> {
     if fields.depth > 2 {
         return Err(Failure::wrong("Max string recursion exceeded"));
     }
@@ -112,7 +118,7 @@ fn fill_in(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, ou
         }
         let end = if brace == "{" { closing(rest) } else { None };
         let end = end.ok_or_else(|| Failure::wrong("Single brace encountered in format string"))?;
-        field(run, &rest[..end], given, fields, out)?;
+        field(run, &rest[..end], args, fields, out)?;
         rest = &rest[end + 1..];
     }
     out.push_str(rest);
@@ -134,7 +140,7 @@ fn closing(text: &str) -> Option<usize> {
 }
 
 /// Writes a field: its value, conversion (`!r`) and format specification.
-fn field(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, out: &mut String) -> Done<()> {
+fn field(run: &mut Run<'_>, text: &str, args: &CallArgs, fields: &mut Fields, out: &mut String) -> Done<()> {
     run.spend(text.len())?;
     let (of, how) = text.split_at(text.find(['!', ':']).unwrap_or(text.len()));
     let (conversion, spec) = match how.strip_prefix('!') {
@@ -144,7 +150,7 @@ fn field(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, out:
             (Some(letter), spec)
         }
     };
-    let value = found(run, of, given, fields)?;
+    let value = found(run, of, args, fields)?;
     let mut text = String::new();
     let value = match conversion {
         None => value,
@@ -159,21 +165,21 @@ fn field(run: &mut Run<'_>, text: &str, given: &Given, fields: &mut Fields, out:
     };
     let mut written = String::new();
     fields.depth += 1;
-    fill_in(run, spec, given, fields, &mut written)?;
+    fill_in(run, spec, args, fields, &mut written)?;
     fields.depth -= 1;
     spec::write(run, &value, &written, out)
 }
 
 /// The value of a field's name: an argument, and members and items of it.
-fn found(run: &mut Run<'_>, name: &str, given: &Given, fields: &mut Fields) -> Done<Value> {
+fn found(run: &mut Run<'_>, name: &str, args: &CallArgs, fields: &mut Fields) -> Done<Value> {
     let (first, mut path) = name.split_at(name.find(['.', '[']).unwrap_or(name.len()));
     let argument = match (first, first.parse::<usize>()) {
         ("", _) => {
             fields.next += 1;
-            given.plain.get(fields.next - 1)
+            args.plain.get(fields.next - 1)
         }
-        (_, Ok(place)) => given.plain.get(place),
-        _ => given.named.iter().find(|(named, _)| &**named == first).map(|(_, value)| value),
+        (_, Ok(place)) => args.plain.get(place),
+        _ => args.named.iter().find(|(named, _)| &**named == first).map(|(_, value)| value),
     };
     let nothing = || Failure::wrong(format!("nothing is given for {{{first}}}"));
     let mut value = argument.cloned().ok_or_else(nothing)?;

@@ -1,7 +1,7 @@
 //! Built-in functions of templates.
 
 use super::Failure;
-use super::run::{Done, Given, Run};
+use super::run::{CallArgs, Done, Run};
 use super::value::Value;
 
 /// Names of the functions.
@@ -9,11 +9,11 @@ pub(super) const NAMES: [&str; 7] =
     ["range", "namespace", "dict", "raise_exception", "strftime_now", "cycler", "joiner"];
 
 impl Run<'_> {
-    pub(super) fn function(&mut self, name: &str, mut given: Given) -> Done<Value> {
+    pub(super) fn function(&mut self, name: &str, mut args: CallArgs) -> Done<Value> {
         match name {
-            "range" => self.range(given),
+            "range" => self.range(args),
             "namespace" => {
-                let Value::Dict(members) = self.dict_of(given)? else {
+                let Value::Dict(members) = self.dict_of(args)? else {
                     return Err(Failure::wrong("is no mapping"));
                 };
                 self.room((self.spaces.len() + 1) * 256)?;
@@ -26,11 +26,11 @@ impl Run<'_> {
                 }
                 Ok(Value::Space(space))
             }
-            "dict" => self.dict_of(given),
-            "cycler" | "joiner" => self.object(name, given),
+            "dict" => self.dict_of(args),
+            "cycler" | "joiner" => self.object(name, args),
             "strftime_now" => {
                 let format =
-                    given.take(0, "format").ok_or_else(|| Failure::wrong("strftime_now() needs a format"))?;
+                    args.take(0, "format").ok_or_else(|| Failure::wrong("strftime_now() needs a format"))?;
                 let Value::Str(format) = format else {
                     return Err(Failure::wrong(format!("strftime_now() takes text, not {}", format.kind())));
                 };
@@ -40,7 +40,7 @@ impl Run<'_> {
             }
             // `raise_exception`, the only one left.
             _ => {
-                let message = given.take(0, "message").unwrap_or(Value::None);
+                let message = args.take(0, "message").unwrap_or(Value::None);
                 let mut text = String::new();
                 message.write(&mut text, 1 << 16);
                 Err(Failure::Raised(text))
@@ -49,9 +49,9 @@ impl Run<'_> {
     }
 
     /// `dict(...)`: from an object or pairs, and named arguments.
-    fn dict_of(&mut self, given: Given) -> Done<Value> {
+    fn dict_of(&mut self, args: CallArgs) -> Done<Value> {
         let mut pairs = Vec::new();
-        match given.plain.first() {
+        match args.plain.first() {
             None => {}
             Some(Value::Dict(dict)) => pairs.extend(dict.of.entries.iter().cloned()),
             Some(list) => {
@@ -62,7 +62,7 @@ impl Run<'_> {
                 }
             }
         }
-        for (name, value) in given.named {
+        for (name, value) in args.named {
             pairs.push((self.text(name)?, value));
         }
         self.dict(pairs)

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::run::{Done, Given, Run};
+use super::run::{CallArgs, Done, Run};
 use super::value::{Value, float};
 use super::{Failure, MOST_MEMORY};
 
@@ -17,10 +17,10 @@ struct Style {
 }
 
 /// A value as JSON.
-pub(super) fn dump(run: &mut Run<'_>, value: &Value, mut given: Given) -> Done<Value> {
-    let mut flag = |at, name| given.take(at, name).is_some_and(|flag| flag.is_true());
+pub(super) fn dump(run: &mut Run<'_>, value: &Value, mut args: CallArgs) -> Done<Value> {
+    let mut flag = |at, name| args.take(at, name).is_some_and(|flag| flag.is_true());
     let (ascii, sort) = (flag(0, "ensure_ascii"), flag(3, "sort_keys"));
-    let indent = match given.take(1, "indent") {
+    let indent = match args.take(1, "indent") {
         None | Some(Value::None) => None,
         Some(Value::Str(indent)) => Some(indent.of.to_string()),
         Some(width) => {
@@ -32,7 +32,7 @@ pub(super) fn dump(run: &mut Run<'_>, value: &Value, mut given: Given) -> Done<V
     };
     let (mut between, mut after_key) =
         (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned());
-    if let Some(separators) = given.take(2, "separators").filter(|s| !matches!(s, Value::None)) {
+    if let Some(separators) = args.take(2, "separators").filter(|s| !matches!(s, Value::None)) {
         let parts = run.items(&separators)?;
         let (Some(item), Some(key)) =
             (parts.first().and_then(Value::as_str), parts.get(1).and_then(Value::as_str))

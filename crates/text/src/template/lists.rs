@@ -3,14 +3,14 @@
 use std::cmp::Ordering;
 
 use super::Failure;
-use super::run::{Done, Given, Run};
+use super::run::{CallArgs, Done, Run};
 use super::value::{Kind, Value};
 
 impl Run<'_> {
-    pub(super) fn list_filter(&mut self, name: &str, value: Value, mut given: Given) -> Done<Value> {
+    pub(super) fn list_filter(&mut self, name: &str, value: Value, mut args: CallArgs) -> Done<Value> {
         match name {
-            "map" => self.map(&value, given),
-            "select" | "reject" | "selectattr" | "rejectattr" => self.select(name, &value, given),
+            "map" => self.map(&value, args),
+            "select" | "reject" | "selectattr" | "rejectattr" => self.select(name, &value, args),
             "reverse" => {
                 if let Value::Str(text) = &value {
                     self.spend(text.of.len())?;
@@ -22,14 +22,14 @@ impl Run<'_> {
                 self.once(items)
             }
             "sort" => {
-                let reverse = given.take(0, "reverse").is_some_and(|reverse| reverse.is_true());
-                let keys = Keys::take(&mut given, 1, 2).each();
+                let reverse = args.take(0, "reverse").is_some_and(|reverse| reverse.is_true());
+                let keys = Keys::take(&mut args, 1, 2).each();
                 let items = self.items(&value)?;
                 let sorted = self.sorted(items, &keys, reverse)?;
                 self.list(sorted)
             }
             "unique" => {
-                let keys = Keys::take(&mut given, 0, 1);
+                let keys = Keys::take(&mut args, 0, 1);
                 let mut found: Vec<Value> = Vec::new();
                 let mut kept = Vec::new();
                 for item in self.items(&value)? {
@@ -46,7 +46,7 @@ impl Run<'_> {
                 self.once(kept)
             }
             "min" | "max" => {
-                let keys = Keys::take(&mut given, 0, 1);
+                let keys = Keys::take(&mut args, 0, 1);
                 let items = self.items(&value)?;
                 let sorted = self.sorted(items, &keys, name == "max")?;
                 Ok(sorted
@@ -55,8 +55,8 @@ impl Run<'_> {
                     .unwrap_or_else(|| Value::undefined("the least or most of nothing")))
             }
             "sum" => {
-                let attribute = given.take(0, "attribute").filter(|a| !matches!(a, Value::None));
-                let mut sum = given.take(1, "start").unwrap_or(Value::Int(0));
+                let attribute = args.take(0, "attribute").filter(|a| !matches!(a, Value::None));
+                let mut sum = args.take(1, "start").unwrap_or(Value::Int(0));
                 for item in self.items(&value)? {
                     let item = match &attribute {
                         Some(attribute) => self.attribute(&item, attribute)?,
@@ -67,11 +67,11 @@ impl Run<'_> {
                 Ok(sum)
             }
             "dictsort" => {
-                let case = given.take(0, "case_sensitive").is_some_and(|case| case.is_true());
-                let by_value = given.take(1, "by").is_some_and(|by| by.as_str() == Some("value"));
-                let reverse = given.take(2, "reverse").is_some_and(|reverse| reverse.is_true());
+                let case = args.take(0, "case_sensitive").is_some_and(|case| case.is_true());
+                let by_value = args.take(1, "by").is_some_and(|by| by.as_str() == Some("value"));
+                let reverse = args.take(2, "reverse").is_some_and(|reverse| reverse.is_true());
                 let Value::Dict(_) = &value else { return Err(Failure::operand("dictsort", &value)) };
-                let pairs = super::methods::call(self, &value, "items", Given::default())?;
+                let pairs = super::methods::call(self, &value, "items", CallArgs::default())?;
                 let pairs = self.items(&pairs)?;
                 let place = Value::Int(i128::from(by_value));
                 let sorted =
@@ -79,12 +79,12 @@ impl Run<'_> {
                 self.list(sorted)
             }
             "batch" => {
-                let size = given
+                let size = args
                     .take(0, "linecount")
                     .and_then(|n| usize::try_from(n.as_int()?).ok())
                     .filter(|n| *n > 0);
                 let size = size.ok_or_else(|| Failure::wrong("batch needs a number of items"))?;
-                let fill = given.take(1, "fill_with").filter(|fill| !matches!(fill, Value::None));
+                let fill = args.take(1, "fill_with").filter(|fill| !matches!(fill, Value::None));
                 let mut batches = Vec::new();
                 for items in self.items(&value)?.chunks(size) {
                     let mut batch = items.to_vec();
@@ -96,18 +96,17 @@ impl Run<'_> {
                 }
                 self.once(batches)
             }
-            "slice" => self.slices(&value, given),
-            "groupby" => self.groups(&value, given),
+            "slice" => self.slices(&value, args),
+            "groupby" => self.groups(&value, args),
             _ => Err(Failure::wrong(format!("there is no filter named '{name}'"))),
         }
     }
 
     /// `slice`: a list in `slices` parts of equal length, as far as possible.
-    fn slices(&mut self, value: &Value, mut given: Given) -> Done<Value> {
-        let count =
-            given.take(0, "slices").and_then(|n| usize::try_from(n.as_int()?).ok()).filter(|n| *n > 0);
+    fn slices(&mut self, value: &Value, mut args: CallArgs) -> Done<Value> {
+        let count = args.take(0, "slices").and_then(|n| usize::try_from(n.as_int()?).ok()).filter(|n| *n > 0);
         let count = count.ok_or_else(|| Failure::wrong("slice needs a number of slices"))?;
-        let fill = given.take(1, "fill_with").filter(|fill| !matches!(fill, Value::None));
+        let fill = args.take(1, "fill_with").filter(|fill| !matches!(fill, Value::None));
         let items = self.items(value)?;
         // Each slice is a list of its own.
         self.room(count.saturating_mul(160))?;
@@ -124,11 +123,11 @@ impl Run<'_> {
     }
 
     /// `groupby`: groups of items with the same key, each with that key.
-    fn groups(&mut self, value: &Value, mut given: Given) -> Done<Value> {
+    fn groups(&mut self, value: &Value, mut args: CallArgs) -> Done<Value> {
         let attribute =
-            given.take(0, "attribute").ok_or_else(|| Failure::wrong("groupby needs an attribute"))?;
-        let default = given.take(1, "default").filter(|default| !matches!(default, Value::None));
-        let case = given.take(2, "case_sensitive").is_some_and(|case| case.is_true());
+            args.take(0, "attribute").ok_or_else(|| Failure::wrong("groupby needs an attribute"))?;
+        let default = args.take(1, "default").filter(|default| !matches!(default, Value::None));
+        let case = args.take(2, "case_sensitive").is_some_and(|case| case.is_true());
         let keys = Keys { attributes: vec![attribute], case, default };
         let items = self.items(value)?;
         let sorted = self.sorted(items, &keys, false)?;
@@ -151,41 +150,41 @@ impl Run<'_> {
         self.list(found)
     }
 
-    fn map(&mut self, value: &Value, mut given: Given) -> Done<Value> {
+    fn map(&mut self, value: &Value, mut args: CallArgs) -> Done<Value> {
         let items = if value.is_true() { self.items(value)? } else { Vec::new() };
-        let attribute = given.named.iter().position(|(name, _)| &**name == "attribute");
+        let attribute = args.named.iter().position(|(name, _)| &**name == "attribute");
         let mapped: Vec<Value> = if let Some(at) = attribute {
-            let attribute = given.named.swap_remove(at).1;
-            let default = given.take(usize::MAX, "default");
+            let attribute = args.named.swap_remove(at).1;
+            let default = args.take(usize::MAX, "default");
             let get = |item: &Value| {
                 let found = self.attribute(item, &attribute)?;
                 Ok(if found.is_undefined() { default.clone().unwrap_or(found) } else { found })
             };
             items.iter().map(get).collect::<Done<_>>()?
         } else {
-            if given.plain.is_empty() {
+            if args.plain.is_empty() {
                 return Err(Failure::wrong("map needs a filter's name or an attribute"));
             }
-            let name = given.plain.remove(0);
+            let name = args.plain.remove(0);
             let name = name.as_str().ok_or_else(|| Failure::wrong("map needs a filter's name"))?.to_owned();
-            let again = |given: &Given| Given { plain: given.plain.clone(), named: given.named.clone() };
-            items.into_iter().map(|item| self.filter(&name, item, again(&given))).collect::<Done<_>>()?
+            let again = |args: &CallArgs| CallArgs { plain: args.plain.clone(), named: args.named.clone() };
+            items.into_iter().map(|item| self.filter(&name, item, again(&args))).collect::<Done<_>>()?
         };
         self.once(mapped)
     }
 
-    fn select(&mut self, name: &str, value: &Value, mut given: Given) -> Done<Value> {
+    fn select(&mut self, name: &str, value: &Value, mut args: CallArgs) -> Done<Value> {
         let wanted = name.starts_with("select");
         let attribute = match name.ends_with("attr") {
-            true if given.plain.is_empty() => {
+            true if args.plain.is_empty() => {
                 return Err(Failure::wrong(format!("{name} needs an attribute")));
             }
-            true => Some(given.plain.remove(0)),
+            true => Some(args.plain.remove(0)),
             false => None,
         };
-        let test = match given.plain.is_empty() {
+        let test = match args.plain.is_empty() {
             true => None,
-            false => Some(given.plain.remove(0)),
+            false => Some(args.plain.remove(0)),
         };
         let mut kept = Vec::new();
         let items = if value.is_true() { self.items(value)? } else { Vec::new() };
@@ -203,7 +202,7 @@ impl Run<'_> {
                     self.test(
                         test,
                         &subject,
-                        Given { plain: given.plain.clone(), named: given.named.clone() },
+                        CallArgs { plain: args.plain.clone(), named: args.named.clone() },
                     )?
                 }
             };
@@ -272,9 +271,9 @@ struct Keys {
 }
 
 impl Keys {
-    fn take(given: &mut Given, case_at: usize, attribute_at: usize) -> Keys {
-        let case = given.take(case_at, "case_sensitive").is_some_and(|case| case.is_true());
-        let attribute = given.take(attribute_at, "attribute").filter(|a| !matches!(a, Value::None));
+    fn take(args: &mut CallArgs, case_at: usize, attribute_at: usize) -> Keys {
+        let case = args.take(case_at, "case_sensitive").is_some_and(|case| case.is_true());
+        let attribute = args.take(attribute_at, "attribute").filter(|a| !matches!(a, Value::None));
         Keys { attributes: attribute.into_iter().collect(), case, default: None }
     }
 

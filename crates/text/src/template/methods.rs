@@ -2,7 +2,7 @@
 
 use super::Failure;
 use super::chars;
-use super::run::{Done, Given, Run};
+use super::run::{CallArgs, Done, Run};
 use super::value::{Kind, Value, is_printable, is_space};
 
 const TEXT: [&str; 43] = [
@@ -91,33 +91,33 @@ pub(super) fn changes(value: &Value, name: &str) -> bool {
 }
 
 /// Calls a method.
-pub(super) fn call(run: &mut Run<'_>, value: &Value, name: &str, given: Given) -> Done<Value> {
+pub(super) fn call(run: &mut Run<'_>, value: &Value, name: &str, args: CallArgs) -> Done<Value> {
     match value {
         Value::Str(text) => {
             let text = text.clone();
             run.spend(text.of.len())?;
-            Text { run, text: &text.of, safe: text.of.safe, name, given }.call()
+            Text { run, text: &text.of, safe: text.of.safe, name, args }.call()
         }
-        Value::Dict(_) => dict(run, value, name, given),
-        Value::List(_) => list(run, value, name, given),
+        Value::Dict(_) => dict(run, value, name, args),
+        Value::List(_) => list(run, value, name, args),
         Value::Object(at) => run.cycle(*at, name),
         Value::Function(_) => {
-            let mut given = given;
-            let keys = given.take(0, "iterable").unwrap_or(Value::None);
-            let value = given.take(1, "value").unwrap_or(Value::None);
+            let mut args = args;
+            let keys = args.take(0, "iterable").unwrap_or(Value::None);
+            let value = args.take(1, "value").unwrap_or(Value::None);
             let pairs: Vec<_> = run.items(&keys)?.into_iter().map(|key| (key, value.clone())).collect();
             run.dict(pairs)
         }
         Value::Loop(this) => match name {
-            "cycle" if given.plain.is_empty() => Err(Failure::wrong("no items for cycling given")),
-            "cycle" => Ok(given.plain[this.at % given.plain.len()].clone()),
+            "cycle" if args.plain.is_empty() => Err(Failure::wrong("no items for cycling given")),
+            "cycle" => Ok(args.plain[this.at % args.plain.len()].clone()),
             _ => {
                 let before = this.last.take();
-                let mut same = before.as_ref().is_some_and(|before| before.len() == given.plain.len());
-                for (a, b) in before.iter().flatten().zip(&given.plain) {
+                let mut same = before.as_ref().is_some_and(|before| before.len() == args.plain.len());
+                for (a, b) in before.iter().flatten().zip(&args.plain) {
                     same = same && run.equals(a, b)?;
                 }
-                this.last.replace(Some(given.plain));
+                this.last.replace(Some(args.plain));
                 Ok(Value::Bool(!same))
             }
         },
@@ -125,15 +125,15 @@ pub(super) fn call(run: &mut Run<'_>, value: &Value, name: &str, given: Given) -
     }
 }
 
-fn dict(run: &mut Run<'_>, value: &Value, name: &str, mut given: Given) -> Done<Value> {
+fn dict(run: &mut Run<'_>, value: &Value, name: &str, mut args: CallArgs) -> Done<Value> {
     let Value::Dict(dict) = value else { return Ok(Value::None) };
     match name {
         "get" => {
-            let key = given
+            let key = args
                 .take(0, "key")
                 .ok_or_else(|| Failure::wrong("get expected at least 1 argument, got 0"))?;
             let found = dict.of.get(&key).cloned();
-            Ok(found.or_else(|| given.take(1, "default")).unwrap_or(Value::None))
+            Ok(found.or_else(|| args.take(1, "default")).unwrap_or(Value::None))
         }
         "keys" => {
             let keys = run.items(value)?;
@@ -153,12 +153,12 @@ fn dict(run: &mut Run<'_>, value: &Value, name: &str, mut given: Given) -> Done<
     }
 }
 
-fn list(run: &mut Run<'_>, value: &Value, name: &str, mut given: Given) -> Done<Value> {
+fn list(run: &mut Run<'_>, value: &Value, name: &str, mut args: CallArgs) -> Done<Value> {
     if name == "copy" {
         return Ok(value.clone());
     }
     let wanted =
-        given.take(0, "value").ok_or_else(|| Failure::wrong(format!("{name}() needs an argument")))?;
+        args.take(0, "value").ok_or_else(|| Failure::wrong(format!("{name}() needs an argument")))?;
     let mut count = 0;
     for (i, item) in run.items(value)?.iter().enumerate() {
         if run.equals(item, &wanted)? {
@@ -186,7 +186,7 @@ struct Text<'a, 'r, 'n> {
     text: &'a str,
     safe: bool,
     name: &'a str,
-    given: Given,
+    args: CallArgs,
 }
 
 impl Text<'_, '_, '_> {
@@ -213,7 +213,7 @@ impl Text<'_, '_, '_> {
             "strip" | "lstrip" | "rstrip" => self.strip(),
             "split" | "rsplit" => self.split(),
             "splitlines" => {
-                let keep = self.given.take(0, "keepends").is_some_and(|keep| keep.is_true());
+                let keep = self.args.take(0, "keepends").is_some_and(|keep| keep.is_true());
                 self.all(lines(text, keep))
             }
             "partition" | "rpartition" => {
@@ -254,7 +254,7 @@ impl Text<'_, '_, '_> {
                 self.run.joined(&parts, text)
             }
             "center" | "ljust" | "rjust" | "zfill" => self.pad(),
-            "format" => super::format::braces(self.run, text, &self.given),
+            "format" => super::format::braces(self.run, text, &self.args),
             _ => Ok(Value::Bool(self.is())),
         }
     }
@@ -264,7 +264,7 @@ impl Text<'_, '_, '_> {
     }
 
     fn needed(&mut self, at: usize, name: &str) -> Done<Value> {
-        match self.given.take(at, name) {
+        match self.args.take(at, name) {
             Some(Value::Undefined(name)) => Err(Failure::undefined(&name)),
             Some(value) => Ok(value),
             None => Err(self.wrong("needs an argument more")),
@@ -273,7 +273,7 @@ impl Text<'_, '_, '_> {
 
     /// An integer argument, if it is given and not none.
     fn number(&mut self, at: usize, name: &str) -> Done<Option<i128>> {
-        match self.given.take(at, name) {
+        match self.args.take(at, name) {
             None | Some(Value::None) => Ok(None),
             Some(value) => value.as_int().map(Some).ok_or_else(|| self.wrong("takes whole numbers")),
         }
@@ -285,7 +285,7 @@ impl Text<'_, '_, '_> {
     }
 
     fn strip(mut self) -> Done<Value> {
-        let chars = match self.given.take(0, "chars") {
+        let chars = match self.args.take(0, "chars") {
             None | Some(Value::None) => None,
             Some(Value::Str(chars)) => Some(chars),
             Some(other) => return Err(Failure::operand("strip()", &other)),
@@ -304,7 +304,7 @@ impl Text<'_, '_, '_> {
 
     fn split(mut self) -> Done<Value> {
         let (text, last) = (self.text, self.name == "rsplit");
-        let separator = self.given.take(0, "sep").unwrap_or(Value::None);
+        let separator = self.args.take(0, "sep").unwrap_or(Value::None);
         let most = self.number(1, "maxsplit")?.and_then(|most| usize::try_from(most).ok());
         let separator = match separator {
             Value::None => {
@@ -436,7 +436,7 @@ impl Text<'_, '_, '_> {
 
     fn pad(mut self) -> Done<Value> {
         let width = self.number(0, "width")?.unwrap_or(0);
-        let fill = match (self.name, self.given.take(1, "fillchar")) {
+        let fill = match (self.name, self.args.take(1, "fillchar")) {
             ("zfill", _) => '0',
             (_, Some(Value::Str(fill))) => fill.of.chars().next().unwrap_or(' '),
             _ => ' ',

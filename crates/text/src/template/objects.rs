@@ -1,22 +1,22 @@
 //! `cycler` and `joiner`: functions that return objects with state.
 
 use super::Failure;
-use super::run::{Done, Given, Object, Run};
+use super::run::{CallArgs, Done, Object, Run};
 use super::value::Value;
 
 impl Run<'_> {
     /// `cycler(...)` or `joiner(...)`.
-    pub(super) fn object(&mut self, name: &str, mut given: Given) -> Done<Value> {
+    pub(super) fn object(&mut self, name: &str, mut args: CallArgs) -> Done<Value> {
         // Objects live until the end of the run.
         self.room((self.objects.len() + 1) * 256)?;
         self.spend(0)?;
         let object = match name {
-            "cycler" if given.plain.is_empty() => {
+            "cycler" if args.plain.is_empty() => {
                 return Err(Failure::wrong("at least one item has to be provided"));
             }
-            "cycler" => Object::Cycler { items: self.list(given.plain)?, at: 0 },
+            "cycler" => Object::Cycler { items: self.list(args.plain)?, at: 0 },
             _ => Object::Joiner {
-                between: given.take(0, "sep").map_or_else(|| self.text(", "), Ok)?,
+                between: args.take(0, "sep").map_or_else(|| self.text(", "), Ok)?,
                 used: false,
             },
         };

@@ -98,14 +98,14 @@ enum Flow {
 
 /// Evaluated arguments of a call.
 #[derive(Debug, Default)]
-pub(super) struct Given {
+pub(super) struct CallArgs {
     pub(super) plain: Vec<Value>,
     pub(super) named: Vec<(Box<str>, Value)>,
 }
 
-impl Given {
-    pub(super) fn of(plain: Vec<Value>) -> Given {
-        Given { plain, named: Vec::new() }
+impl CallArgs {
+    pub(super) fn of(plain: Vec<Value>) -> CallArgs {
+        CallArgs { plain, named: Vec::new() }
     }
 
     /// Takes an argument by position or by name.
@@ -147,8 +147,8 @@ impl<'n> Run<'n> {
 
     /// Raises the work budget in proportion to the input: long chats may take more work.
     pub(super) fn allow_for_what_was_given(&mut self) {
-        let given = self.meter.0.get() as u64;
-        self.work = self.work.saturating_add(given.saturating_mul(WORK_PER_BYTE)).min(MOST_WORK);
+        let args = self.meter.0.get() as u64;
+        self.work = self.work.saturating_add(args.saturating_mul(WORK_PER_BYTE)).min(MOST_WORK);
     }
 
     /// Charges a step and inspected bytes to the work budget.

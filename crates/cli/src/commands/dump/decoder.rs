@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use tallow_core::Backend;
 use tallow_engine::handle::LoadLora;
-use tallow_engine::scheduler::Wanted;
+use tallow_engine::scheduler::LogitsRows;
 use tallow_models::Model;
 
 use super::Tensors;
-use super::given::{Given, Ids};
+use super::inputs::{Ids, Inputs};
 use crate::Failed;
 use crate::devices::MeasuredBackend;
 use crate::lora::Lora;
@@ -18,15 +18,15 @@ use crate::single_runner::{ModelTask, Setup, SingleRunner, run_single};
 pub(super) fn dump(
     model: &Model,
     mut setup: Setup,
-    given: &Given,
+    inputs: &Inputs,
     only_logits: bool,
     lora: Option<&Lora>,
 ) -> Result<Tensors, Failed> {
     let (vocab, most) = (model.spec.vocab, model.spec.context);
     // One load for each length: some RoPE variants depend on the maximum length of a sequence.
     let mut lengths: BTreeMap<usize, Vec<(String, Ids)>> = BTreeMap::new();
-    for before in given.groups(&["input_ids"])? {
-        let Some(rows) = given.texts(&before, vocab, most)? else { continue };
+    for before in inputs.groups(&["input_ids"])? {
+        let Some(rows) = inputs.texts(&before, vocab, most)? else { continue };
         lengths.entry(rows.iter().map(Vec::len).max().unwrap_or(0)).or_default().push((before, rows));
     }
     let adapter = lora.map(Lora::open).transpose()?;
@@ -84,7 +84,7 @@ fn forward<B: Backend>(
 ) -> Result<Vec<(String, Vec<f32>)>, Failed> {
     runner.rewind(0);
     let mut seen = Vec::new();
-    let logits = runner.step(tokens, Wanted::All { last: true }, |i, x| {
+    let logits = runner.step(tokens, LogitsRows::All { last: true }, |i, x| {
         if !only_logits {
             seen.push((i, x.clone()));
         }

@@ -7,7 +7,7 @@ use tallow_models::encoder::{Encoder, EncoderModel, Input, Texts, shortened};
 use tallow_models::spec::encoder::{CHANNELS, Pooling};
 
 use super::Tensors;
-use super::given::Given;
+use super::inputs::Inputs;
 use crate::Failed;
 use crate::devices::{Device, Hardware, Task};
 use crate::fit::on_some_device;
@@ -16,14 +16,14 @@ use crate::notice::Notice;
 use crate::single_runner::Setup;
 
 /// Hidden states, L2-normalized vectors, and scores; each text and image is computed alone.
-pub(super) fn dump(model: &EncoderModel, setup: Setup, given: &Given) -> Result<Tensors, Failed> {
+pub(super) fn dump(model: &EncoderModel, setup: Setup, inputs: &Inputs) -> Result<Tensors, Failed> {
     if setup.kv.0 != DType::F32 {
         let why = "--precision: encoders keep no keys and values; leave the flag out";
         return Err(Failed::new(why));
     }
     let plan = |device: &Device| Plan::of_encoder(model, setup.batch, device);
     on_some_device(setup.device, plan, &Notice::show_passed_over, |device, _| {
-        device.run(Forward { model, setup, given })
+        device.run(Forward { model, setup, inputs })
     })
 }
 
@@ -31,32 +31,32 @@ pub(super) fn dump(model: &EncoderModel, setup: Setup, given: &Given) -> Result<
 struct Forward<'a> {
     model: &'a EncoderModel,
     setup: Setup,
-    given: &'a Given,
+    inputs: &'a Inputs,
 }
 
 impl Task for Forward<'_> {
     type Output = Tensors;
 
     fn run<H: Hardware>(self, device: H) -> Result<Tensors, Failed> {
-        outputs(&device.open(self.setup.cpu)?, self.model, self.given)
+        outputs(&device.open(self.setup.cpu)?, self.model, self.inputs)
     }
 }
 
-fn outputs<B: Backend>(b: &B, model: &EncoderModel, given: &Given) -> Result<Tensors, Failed> {
+fn outputs<B: Backend>(b: &B, model: &EncoderModel, inputs: &Inputs) -> Result<Tensors, Failed> {
     let load = |model: &EncoderModel| Encoder::load(b, model, &mut |_, _| ControlFlow::Continue(()));
     let texts = model.of_texts().map(load).transpose()?;
     let images = model.of_images().map(load).transpose()?;
     let mut written = Tensors::new();
-    for before in given.groups(&["input_ids", "pixel_values"])? {
+    for before in inputs.groups(&["input_ids", "pixel_values"])? {
         let mut add = |name: &str, shape: &[usize], numbers: Vec<f32>| {
             written.insert(format!("{before}{name}"), (shape.to_vec(), numbers));
         };
         let of_texts = match &texts {
-            Some(encoder) => of_texts(b, encoder, model, (given, &before), &mut add)?,
+            Some(encoder) => of_texts(b, encoder, model, (inputs, &before), &mut add)?,
             None => None,
         };
         let of_images = match &images {
-            Some(encoder) => of_images(b, encoder, (given, &before), &mut add)?,
+            Some(encoder) => of_images(b, encoder, (inputs, &before), &mut add)?,
             None => None,
         };
         if let (Some(texts), Some(images), Some(matching)) = (&of_texts, &of_images, model.matching) {
@@ -66,7 +66,7 @@ fn outputs<B: Backend>(b: &B, model: &EncoderModel, given: &Given) -> Result<Ten
         }
     }
     match written.is_empty() {
-        true => Err(given.wrong("has nothing that the model takes")),
+        true => Err(inputs.wrong("has nothing that the model takes")),
         false => Ok(written),
     }
 }
@@ -78,20 +78,20 @@ fn of_texts<B: Backend>(
     b: &B,
     encoder: &Encoder<B>,
     model: &EncoderModel,
-    (given, before): (&Given, &str),
+    (inputs, before): (&Inputs, &str),
     add: Add<'_>,
 ) -> Result<Option<Vec<Vec<f32>>>, Failed> {
     let spec = encoder.spec();
-    let Some(rows) = given.texts(before, spec.vocab, spec.context)? else { return Ok(None) };
-    let width = given.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
+    let Some(rows) = inputs.texts(before, spec.vocab, spec.context)? else { return Ok(None) };
+    let width = inputs.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
     if spec.pad.is_some() && rows.iter().any(|row| row.len() < width) {
-        return Err(given.wrong("has a mask, and the model sees what its texts are filled up with"));
+        return Err(inputs.wrong("has a mask, and the model sees what its texts are filled up with"));
     }
     let name = format!("{before}token_type_ids");
-    let types = given.ids(&name)?.unwrap_or_else(|| vec![vec![0; width]; rows.len()]);
-    given.known(&name, &types, spec.types.unwrap_or(1))?;
+    let types = inputs.ids(&name)?.unwrap_or_else(|| vec![vec![0; width]; rows.len()]);
+    inputs.known(&name, &types, spec.types.unwrap_or(1))?;
     if types.len() != rows.len() || types.iter().any(|types| types.len() != width) {
-        return Err(given.wrong(format_args!("tensor {name:?} has another shape than input_ids")));
+        return Err(inputs.wrong(format_args!("tensor {name:?} has another shape than input_ids")));
     }
     let (mut hidden, mut means, mut firsts, mut own, mut scores) =
         (Vec::<Vec<f32>>::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -158,13 +158,13 @@ fn of_texts<B: Backend>(
 fn of_images<B: Backend>(
     b: &B,
     encoder: &Encoder<B>,
-    (given, before): (&Given, &str),
+    (inputs, before): (&Inputs, &str),
     add: Add<'_>,
 ) -> Result<Option<Vec<Vec<f32>>>, Failed> {
     let spec = encoder.spec();
     let Some(patches) = spec.patches else { return Ok(None) };
     let shape = [CHANNELS, patches.image, patches.image];
-    let Some(images) = given.floats(&format!("{before}pixel_values"), &shape)? else { return Ok(None) };
+    let Some(images) = inputs.floats(&format!("{before}pixel_values"), &shape)? else { return Ok(None) };
     let (mut hidden, mut own) = (Vec::new(), Vec::new());
     for image in &images {
         let image = encoder.upload_images(b, &[patches.cut(image)])?;

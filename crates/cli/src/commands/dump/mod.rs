@@ -2,7 +2,7 @@
 
 mod decoder;
 mod encoder;
-mod given;
+mod inputs;
 mod seq2seq;
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::devices::Arithmetic;
 use crate::load;
 use crate::settings::Sources;
 use crate::single_runner::Setup;
-use given::Given;
+use inputs::Inputs;
 
 /// A tensor to be written: shape and values.
 type Written = (Vec<usize>, Vec<f32>);
@@ -28,7 +28,7 @@ type Written = (Vec<usize>, Vec<f32>);
 type Tensors = BTreeMap<String, Written>;
 
 pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
-    let given = Given::read(&args.input)?;
+    let inputs = Inputs::read(&args.input)?;
     if args.output.exists() && !args.force {
         let name = args.output.display();
         return Err(Failed::new(format!(
@@ -45,13 +45,13 @@ pub(crate) fn dump(args: &Dump, sources: &Sources) -> Result<(), Failed> {
     let mut written = match &model {
         AnyModel::Decoder(model) => {
             load::quantized(model).for_each(|note| note.show());
-            decoder::dump(model, setup, &given, args.only_logits, args.lora.as_ref())?
+            decoder::dump(model, setup, &inputs, args.only_logits, args.lora.as_ref())?
         }
         _ if args.lora.is_some() => {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
         }
-        AnyModel::Encoder(model) => encoder::dump(model, setup, &given)?,
-        AnyModel::Seq2Seq(model) => seq2seq::dump(model, setup, &given)?,
+        AnyModel::Encoder(model) => encoder::dump(model, setup, &inputs)?,
+        AnyModel::Seq2Seq(model) => seq2seq::dump(model, setup, &inputs)?,
     };
     if args.only_logits {
         written.retain(|name, _| !name.contains("hidden"));

@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 use tallow_core::Backend;
 use tallow_engine::encoder_input::EncoderInput;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Batch, Wanted};
+use tallow_engine::scheduler::{Batch, LogitsRows};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 
 use super::Tensors;
-use super::given::{Given, Ids};
+use super::inputs::{Ids, Inputs};
 use crate::devices::{Device, Hardware, Task};
 use crate::fit::on_some_device;
 use crate::memory::{Plan, Seq2SeqLimits};
@@ -26,10 +26,10 @@ struct Row {
 }
 
 /// The encoder's hidden states and the decoder's logits; each row is computed alone.
-pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, given: &Given) -> Result<Tensors, Failed> {
+pub(super) fn dump(model: &Seq2SeqModel, setup: Setup, inputs: &Inputs) -> Result<Tensors, Failed> {
     let mut groups = Vec::new();
-    for before in given.groups(&["input_ids", "input_features"])? {
-        let rows = rows(model, given, &before)?;
+    for before in inputs.groups(&["input_ids", "input_features"])? {
+        let rows = rows(model, inputs, &before)?;
         groups.push((before, rows));
     }
     let all = || groups.iter().flat_map(|(_, rows)| rows);
@@ -59,36 +59,37 @@ impl Task for Forward<'_> {
     }
 }
 
-fn rows(model: &Seq2SeqModel, given: &Given, before: &str) -> Result<Vec<Row>, Failed> {
+fn rows(model: &Seq2SeqModel, inputs: &Inputs, before: &str) -> Result<Vec<Row>, Failed> {
     let (encoder, decoder) = (&model.spec.encoder, &model.spec.decoder);
     let name = format!("{before}decoder_input_ids");
-    let tokens: Ids = given.ids(&name)?.ok_or_else(|| given.wrong(format_args!("has no tensor {name:?}")))?;
-    given.known(&name, &tokens, decoder.vocab)?;
+    let tokens: Ids =
+        inputs.ids(&name)?.ok_or_else(|| inputs.wrong(format_args!("has no tensor {name:?}")))?;
+    inputs.known(&name, &tokens, decoder.vocab)?;
     if tokens[0].len() > decoder.context {
         let (tokens, context) = (tokens[0].len(), decoder.context);
-        return Err(given.wrong(format_args!("{name} has {tokens} tokens, and the model writes {context}")));
+        return Err(inputs.wrong(format_args!("{name} has {tokens} tokens, and the model writes {context}")));
     }
-    let (width, inputs): (usize, Vec<EncoderInput>) = match encoder.audio {
+    let (width, encoder_inputs): (usize, Vec<EncoderInput>) = match encoder.audio {
         None => {
-            let width = given.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
-            let texts = given.texts(before, encoder.vocab, encoder.context)?.unwrap_or_default();
+            let width = inputs.ids(&format!("{before}input_ids"))?.map_or(0, |rows| rows[0].len());
+            let texts = inputs.texts(before, encoder.vocab, encoder.context)?.unwrap_or_default();
             (width, texts.into_iter().map(EncoderInput::Tokens).collect())
         }
         Some(audio) => {
             let (bands, frames) = (audio.bands, 2 * encoder.context);
             let spectrograms =
-                given.floats(&format!("{before}input_features"), &[bands, frames])?.unwrap_or_default();
+                inputs.floats(&format!("{before}input_features"), &[bands, frames])?.unwrap_or_default();
             // From [bands, frames] to [frames, bands].
             let frame = |x: &[f32], t: usize| (0..bands).map(|band| x[band * frames + t]).collect::<Vec<_>>();
             let transposed = |x: Vec<f32>| (0..frames).flat_map(|t| frame(&x, t)).collect();
             (encoder.context, spectrograms.into_iter().map(|x| EncoderInput::Mel(transposed(x))).collect())
         }
     };
-    if inputs.len() != tokens.len() {
-        let why = format!("has {} rows to take in and {} to write", inputs.len(), tokens.len());
-        return Err(given.wrong(why));
+    if encoder_inputs.len() != tokens.len() {
+        let why = format!("has {} rows to take in and {} to write", encoder_inputs.len(), tokens.len());
+        return Err(inputs.wrong(why));
     }
-    Ok(inputs.into_iter().zip(tokens).map(|(input, tokens)| Row { input, width, tokens }).collect())
+    Ok(encoder_inputs.into_iter().zip(tokens).map(|(input, tokens)| Row { input, width, tokens }).collect())
 }
 
 fn outputs<B: Backend>(
@@ -103,7 +104,7 @@ fn outputs<B: Backend>(
     for (before, rows) in groups {
         let (mut hidden, mut logits) = (Vec::new(), Vec::new());
         for row in rows {
-            let wanted = Wanted::All { last: false };
+            let wanted = LogitsRows::All { last: false };
             let (x, part) = seq2seq::encoded(&runner, &row.input, row.tokens.clone(), wanted)?;
             let end = hidden.len() + row.width * x.cols();
             hidden.extend(runner.backend().download::<f32>(&x)?);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::Failure;
 use super::super::ast::{Body, Call, Expr, Link, Loop as LoopNode, Macro, Operator, Statement, Target, What};
 use super::super::value::{Closure, Kind, Loop, Metered, Text, Value};
-use super::{Done, Flow, Given, MOST_OUTPUT, Run, TEMPLATE_SCOPE};
+use super::{CallArgs, Done, Flow, MOST_OUTPUT, Run, TEMPLATE_SCOPE};
 
 impl Run<'_> {
     pub(super) fn body(&mut self, body: &[Statement]) -> Done<Flow> {
@@ -132,8 +132,8 @@ impl Run<'_> {
 
     fn filtered(&mut self, value: Value, filters: &[Call]) -> Done<Value> {
         filters.iter().try_fold(value, |value, filter| {
-            let given = self.arguments(&filter.arguments)?;
-            self.filter(&filter.name, value, given)
+            let args = self.arguments(&filter.arguments)?;
+            self.filter(&filter.name, value, args)
         })
     }
 
@@ -280,12 +280,12 @@ impl Run<'_> {
     }
 
     /// Calls a macro and returns its output.
-    pub(in super::super) fn call_macro(&mut self, closure: &Closure, mut given: Given) -> Done<Value> {
+    pub(in super::super) fn call_macro(&mut self, closure: &Closure, mut args: CallArgs) -> Done<Value> {
         let of = closure.of.clone();
         self.deeper(|run| {
             run.captured(|run| {
                 run.scoped(closure.scope, |run| {
-                    run.bind(&of, &mut given)?;
+                    run.bind(&of, &mut args)?;
                     run.body(&of.body).map(|_| ())
                 })
             })
@@ -293,15 +293,15 @@ impl Run<'_> {
     }
 
     /// Binds a macro's parameters to the arguments.
-    fn bind(&mut self, of: &Macro, given: &mut Given) -> Done<()> {
+    fn bind(&mut self, of: &Macro, args: &mut CallArgs) -> Done<()> {
         let wrong = |why: String| Err(Failure::wrong(format!("macro '{}' {why}", of.name)));
-        let mut plain = std::mem::take(&mut given.plain).into_iter();
+        let mut plain = std::mem::take(&mut args.plain).into_iter();
         for (name, default) in &of.parameters {
-            let named = given.named.iter().position(|(named, _)| **named == **name);
+            let named = args.named.iter().position(|(named, _)| **named == **name);
             let value = match (plain.next(), named) {
                 (Some(_), Some(_)) => return wrong(format!("was given '{name}' twice")),
                 (Some(value), None) => value,
-                (None, Some(at)) => given.named.swap_remove(at).1,
+                (None, Some(at)) => args.named.swap_remove(at).1,
                 (None, None) => match default {
                     Some(default) => self.eval(default)?,
                     None => Value::undefined(name),
@@ -309,8 +309,8 @@ impl Run<'_> {
             };
             self.set(name, value);
         }
-        if let Some(at) = given.named.iter().position(|(name, _)| &**name == "caller") {
-            let caller = given.named.swap_remove(at).1;
+        if let Some(at) = args.named.iter().position(|(name, _)| &**name == "caller") {
+            let caller = args.named.swap_remove(at).1;
             self.set_new("caller", caller);
         }
         if of.takes_more {
@@ -318,7 +318,7 @@ impl Run<'_> {
             self.set_new("varargs", more);
         }
         if of.takes_named {
-            let named = std::mem::take(&mut given.named);
+            let named = std::mem::take(&mut args.named);
             let pairs: Vec<(Value, Value)> =
                 named.into_iter().map(|(name, value)| Ok((self.text(name)?, value))).collect::<Done<_>>()?;
             let named = self.dict(pairs)?;
@@ -327,7 +327,7 @@ impl Run<'_> {
         if plain.next().is_some() {
             return wrong(format!("takes not more than {} argument(s)", of.parameters.len()));
         }
-        match given.named.first() {
+        match args.named.first() {
             Some((name, _)) => wrong(format!("takes no keyword argument '{name}'")),
             None => Ok(()),
         }
@@ -341,9 +341,9 @@ impl Run<'_> {
         for (i, link) in links.iter().enumerate() {
             value = match link {
                 Link::Call(arguments) if i == last => {
-                    let mut given = self.arguments(arguments)?;
-                    given.named.extend(more.clone().map(|(name, value)| (name.into(), value)));
-                    self.call(&value, given)?
+                    let mut args = self.arguments(arguments)?;
+                    args.named.extend(more.clone().map(|(name, value)| (name.into(), value)));
+                    self.call(&value, args)?
                 }
                 link => self.link(value, link)?,
             };

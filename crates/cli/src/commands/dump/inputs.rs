@@ -1,4 +1,4 @@
-//! [`Given`]: a file of inputs, named as in Hugging Face Transformers.
+//! [`Inputs`]: a file of inputs, named as in Hugging Face Transformers.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -13,7 +13,7 @@ use crate::Failed;
 const MAX_BYTES: u64 = 1 << 30;
 
 /// A safetensors file with inputs for models: `input_ids` and what belongs to it, or several as `NAME.input_ids`.
-pub(super) struct Given {
+pub(super) struct Inputs {
     path: PathBuf,
     bytes: Vec<u8>,
 }
@@ -21,16 +21,16 @@ pub(super) struct Given {
 /// Token ids (or other whole numbers) in rows.
 pub(super) type Ids = Vec<Vec<u32>>;
 
-impl Given {
-    pub(super) fn read(path: &Path) -> Result<Given, Failed> {
-        let mut given = Given { path: path.to_owned(), bytes: Vec::new() };
-        let size = std::fs::metadata(path).map_err(|e| given.wrong(e))?.len();
+impl Inputs {
+    pub(super) fn read(path: &Path) -> Result<Inputs, Failed> {
+        let mut inputs = Inputs { path: path.to_owned(), bytes: Vec::new() };
+        let size = std::fs::metadata(path).map_err(|e| inputs.wrong(e))?.len();
         if size > MAX_BYTES {
-            return Err(given.wrong(format_args!("has {size} bytes; at most {MAX_BYTES} are read")));
+            return Err(inputs.wrong(format_args!("has {size} bytes; at most {MAX_BYTES} are read")));
         }
-        given.bytes = std::fs::read(path).map_err(|e| given.wrong(e))?;
-        given.file()?;
-        Ok(given)
+        inputs.bytes = std::fs::read(path).map_err(|e| inputs.wrong(e))?;
+        inputs.file()?;
+        Ok(inputs)
     }
 
     pub(super) fn wrong(&self, why: impl Display) -> Failed {

@@ -99,7 +99,7 @@ impl Backend for Wgpu {
         let out = self.like(op.x.rows(), op.weight.rows())?;
         let w = Weight::Dense(op.weight.clone());
         let parts = Wgpu::parts(&w, op.bias, 0)?;
-        self.multiply(&Product { x: op.x, out: &out, then: op.epilogue }, &parts)?;
+        self.multiply(&Product { x: op.x, out: &out, epilogue: op.epilogue }, &parts)?;
         Ok(out)
     }
 
@@ -216,7 +216,7 @@ impl Backend for Wgpu {
         let Some(weight) = op.weights.weight.in_order() else { return compose::linear(self, op) };
         let out = self.like(op.x.rows(), weight.rows())?;
         let parts = Wgpu::parts(weight, op.weights.bias.as_ref(), 0)?;
-        self.multiply(&Product { x: op.x, out: &out, then: op.epilogue }, &parts)?;
+        self.multiply(&Product { x: op.x, out: &out, epilogue: op.epilogue }, &parts)?;
         Ok(out)
     }
 
@@ -226,7 +226,7 @@ impl Backend for Wgpu {
             op.norm.map(|norm| self.normalize(&Normalize { x: op.x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, inputs]
         let out = self.like(op.x.rows(), op.cols())?;
-        self.multiply(&Product { x, out: &out, then: Epilogue::NONE }, &parts)?;
+        self.multiply(&Product { x, out: &out, epilogue: Epilogue::NONE }, &parts)?;
         Ok(out)
     }
 
@@ -270,7 +270,7 @@ impl Backend for Wgpu {
             op.norm.map(|norm| self.normalize(&Normalize { x: op.x, norm, residual: None })).transpose()?;
         let x = normed.as_ref().unwrap_or(op.x); // [rows, dim]
         let hidden = self.like(x.rows(), op.down.weight.cols())?;
-        self.multiply_glu(&Product { x, out: &hidden, then: Epilogue::NONE }, &parts, op.act)?;
+        self.multiply_glu(&Product { x, out: &hidden, epilogue: Epilogue::NONE }, &parts, op.act)?;
         self.linear(&Linear { x: &hidden, weights: op.down, epilogue: op.epilogue })
     }
 

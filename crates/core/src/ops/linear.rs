@@ -14,17 +14,17 @@ pub struct Linear<'a, B: Memory> {
 }
 
 /// The input, column order and bias fit the weight.
-pub(super) fn check_linear<B: Memory>(c: &Check, by: &LinearWeights<B>, inputs: usize) -> Result<()> {
-    c.that(by.weight.cols() == inputs, "x", format_args!("{} columns", by.weight.cols()), inputs)?;
-    if let LinearWeight::ActOrder { order, .. } = &by.weight {
+pub(super) fn check_linear<B: Memory>(c: &Check, layer: &LinearWeights<B>, inputs: usize) -> Result<()> {
+    c.that(layer.weight.cols() == inputs, "x", format_args!("{} columns", layer.weight.cols()), inputs)?;
+    if let LinearWeight::ActOrder { order, .. } = &layer.weight {
         c.ids("order", order, inputs)?;
     }
-    by.bias.as_ref().map_or(Ok(()), |bias| c.row("bias", bias, by.weight.rows()))
+    layer.bias.as_ref().map_or(Ok(()), |bias| c.row("bias", bias, layer.weight.rows()))
 }
 
-/// Output columns of several linear layers side by side.
-pub(super) fn joint_cols<B: Memory>(by: &[LinearWeights<B>]) -> usize {
-    by.iter().map(|l| l.weight.rows()).sum()
+/// Output columns of several linear layers side layers side.
+pub(super) fn joint_cols<B: Memory>(layers: &[LinearWeights<B>]) -> usize {
+    layers.iter().map(|l| l.weight.rows()).sum()
 }
 
 impl<B: Memory> Op for Linear<'_, B> {

@@ -38,19 +38,19 @@ pub struct LoraDelta<'a, B: Memory> {
     pub scale: f32,
 }
 
-/// All LoRA deltas to layers over one input, layer by layer.
+/// All LoRA deltas to layers over one input, layer layers layer.
 pub fn lora_deltas<'a, B: Memory>(
-    by: &'a [LinearWeights<B>],
-    with: &'a [LoraRows<B>],
+    layers: &'a [LinearWeights<B>],
+    adapters: &'a [LoraRows<B>],
 ) -> impl Iterator<Item = LoraDelta<'a, B>> {
-    let columns = by.iter().scan(0, |column, layer| {
+    let columns = layers.iter().scan(0, |column, layer| {
         *column += layer.weight.rows();
         Some((layer.lora_target, *column - layer.weight.rows()..*column))
     });
-    let of_layer = move |(layer, (site, columns)): (usize, (Option<_>, Range<usize>))| {
-        let some = with.iter().filter(|a| !a.rows.is_empty());
+    let of_layer = move |(layer, (target, columns)): (usize, (Option<_>, Range<usize>))| {
+        let some = adapters.iter().filter(|a| !a.rows.is_empty());
         some.filter_map(move |a| {
-            let (pair, rows, columns) = (a.adapter.pair(site?)?, a.rows.clone(), columns.clone());
+            let (pair, rows, columns) = (a.adapter.pair(target?)?, a.rows.clone(), columns.clone());
             Some(LoraDelta { layer, rows, columns, pair, scale: a.scale * pair.scale })
         })
     };
@@ -60,14 +60,14 @@ pub fn lora_deltas<'a, B: Memory>(
 /// The adapters' row ranges are in order, and their factors fit the layers.
 pub(super) fn check_adapted<B: Memory>(
     c: &Check,
-    by: &[LinearWeights<B>],
-    with: &[LoraRows<B>],
+    layers: &[LinearWeights<B>],
+    adapters: &[LoraRows<B>],
     rows: usize,
 ) -> Result<()> {
-    let order = in_order(with, rows);
+    let order = in_order(adapters, rows);
     c.that(order, "the adapters' rows", format_args!("in order, under {rows}"), "others")?;
-    lora_deltas(by, with).try_for_each(|a| {
-        let (rank, inputs, outputs) = (a.pair.rank(), by[a.layer].weight.cols(), a.columns.len());
+    lora_deltas(layers, adapters).try_for_each(|a| {
+        let (rank, inputs, outputs) = (a.pair.rank(), layers[a.layer].weight.cols(), a.columns.len());
         let halves = [("lora_a", &*a.pair.a, rank, inputs), ("lora_b", &a.pair.b, outputs, rank)];
         halves.into_iter().try_for_each(|(what, w, rows, cols)| {
             let (want, got) =

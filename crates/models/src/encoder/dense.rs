@@ -15,19 +15,19 @@ use crate::weights::Weights;
 /// Linear layer with an optional activation.
 #[derive(Debug)]
 pub(super) struct Dense<B: Backend> {
-    by: LinearWeights<B>,
+    linear: LinearWeights<B>,
     act: Option<HeadActivation>,
 }
 
 impl<B: Backend> Dense<B> {
     pub(super) fn load(w: &mut Weights<'_, B>, spec: &DenseSpec) -> LoadResult<Dense<B>> {
-        let by = w.linear(spec.name.as_str(), spec.width, spec.inputs, spec.bias)?;
-        Ok(Dense { by, act: spec.act })
+        let linear = w.linear(spec.name.as_str(), spec.width, spec.inputs, spec.bias)?;
+        Ok(Dense { linear, act: spec.act })
     }
 
     /// [texts, inputs] to [texts, width]
     pub(super) fn forward(&self, b: &B, x: &Tensor<B>) -> Result<Tensor<B>> {
-        linear_act(b, x, &self.by, self.act)
+        linear_act(b, x, &self.linear, self.act)
     }
 }
 

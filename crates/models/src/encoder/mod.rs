@@ -321,19 +321,19 @@ impl<B: Backend> Encoder<B> {
         Ok(x)
     }
 
-    /// A vector per text or image: by the model's own pooling head, or by `by` if it has none; then through the dense
+    /// A vector per text or image: by the model's own pooling head, or by `pooling` if it has none; then through the dense
     /// layers.
-    pub fn vectors(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
+    pub fn vectors(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, pooling: Pooling) -> Result<Tensor<B>> {
         let vectors = match &self.pooling_head {
             Some(head) => head.forward(b, texts, x)?,
-            None => pool(b, texts, x, by)?,
+            None => pool(b, texts, x, pooling)?,
         };
         self.dense.iter().try_fold(vectors, |x, dense| dense.forward(b, &x))
     }
 
-    /// A vector per text, pooled by `by`.
-    pub fn pool(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
-        pool(b, texts, x, by)
+    /// A vector per text, pooled by `pooling`.
+    pub fn pool(&self, b: &B, texts: &Texts<B>, x: &Tensor<B>, pooling: Pooling) -> Result<Tensor<B>> {
+        pool(b, texts, x, pooling)
     }
 
     /// Scores of each text: [texts, labels]; `None` if the model has no classification head.
@@ -359,20 +359,21 @@ impl<B: Backend> Encoder<B> {
 }
 
 /// Pools hidden states: one row per text, by selection, mean or maximum.
-fn pool<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, by: Pooling) -> Result<Tensor<B>> {
+fn pool<B: Backend>(b: &B, texts: &Texts<B>, x: &Tensor<B>, pooling: Pooling) -> Result<Tensor<B>> {
     let lengths: Vec<usize> = texts.plan.host().spans.iter().map(|span| span.rows).collect();
-    let share: fn(usize) -> f32 = match by {
+    let share: fn(usize) -> f32 = match pooling {
         Pooling::Mean => |n| 1.0 / n as f32,
         Pooling::RootMean => |n| 1.0 / (n as f32).sqrt(),
         Pooling::WeightedMean => |n| 2.0 / (n * (n + 1)) as f32,
         Pooling::Max => return max(b, x, &lengths),
         Pooling::First | Pooling::Last | Pooling::At(_) | Pooling::Largest => {
-            return rows(b, &texts.plan.host().tokens, x, (&lengths, by));
+            return rows(b, &texts.plan.host().tokens, x, (&lengths, pooling));
         }
     };
     let counted = |n: &usize| (1..=*n).map(|i| i as f32).collect::<Vec<_>>();
     let counts: Vec<f32> = lengths.iter().flat_map(counted).collect();
-    let counts = (by == Pooling::WeightedMean).then(|| b.upload(&counts, counts.len(), 1)).transpose()?;
+    let counts =
+        (pooling == Pooling::WeightedMean).then(|| b.upload(&counts, counts.len(), 1)).transpose()?;
     let counted = counts.map(|counts| b.run(Eltwise { x, op: EltwiseOp::Mul(&counts) })).transpose()?;
     let of: Vec<u32> = (0..).zip(&lengths).flat_map(|(i, n)| std::iter::repeat_n(i, *n)).collect();
     let sums = b.zeros(DType::F32, lengths.len(), x.cols())?; // [texts, dim]

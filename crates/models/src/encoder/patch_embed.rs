@@ -12,7 +12,7 @@ use crate::weights::Weights;
 #[derive(Debug)]
 pub(super) struct PatchEmbed<B: Backend> {
     spec: PatchSpec,
-    by: LinearWeights<B>,
+    linear: LinearWeights<B>,
     /// [1, dim]
     first: Option<Tensor<B>>,
 }
@@ -20,9 +20,9 @@ pub(super) struct PatchEmbed<B: Backend> {
 impl<B: Backend> PatchEmbed<B> {
     pub(super) fn load(w: &mut Weights<'_, B>, spec: PatchSpec) -> LoadResult<PatchEmbed<B>> {
         let (dim, side) = (w.spec().dim, spec.side);
-        let by = w.conv2d(Slot::TokenEmbd, [dim, CHANNELS, side, side], spec.bias)?;
+        let linear = w.conv2d(Slot::TokenEmbd, [dim, CHANNELS, side, side], spec.bias)?;
         let first = spec.first.map(|name| w.tensor_row(name, dim)).transpose()?;
-        Ok(PatchEmbed { spec, by, first })
+        Ok(PatchEmbed { spec, linear, first })
     }
 
     /// Patch embeddings (and class rows) plus position embeddings `positions`: [rows, dim]. `patches`: [patches,
@@ -39,7 +39,7 @@ impl<B: Backend> PatchEmbed<B> {
         let in_front = rows - self.spec.count() as u32;
         let images = 0..images as u32;
         let at: Vec<u32> = images.clone().flat_map(|i| of(i).skip(in_front as usize)).collect();
-        let y = b.run(Linear { x: patches, weights: &self.by, epilogue: Epilogue::NONE })?; // [patches, dim]
+        let y = b.run(Linear { x: patches, weights: &self.linear, epilogue: Epilogue::NONE })?; // [patches, dim]
         let x =
             b.run(IndexRows { x: &y, indices: &b.upload_row(&at)?, mode: IndexMode::ScatterAdd(positions) })?;
         let Some(first) = &self.first else { return Ok(x) };

@@ -123,7 +123,7 @@ fn at_least_one(c: &Config<'_>, key: Key, default: usize) -> Result<usize> {
 
 /// Scaling of queries by position in layers without RoPE (temperature tuning).
 fn temperature(c: &Config<'_>, rope: &RopeSpec) -> Result<RopeSpec> {
-    let by = c.number_or(TEMPERATURE, 0.1)?;
+    let scale = c.number_or(TEMPERATURE, 0.1)?;
     let original = common::sane(c, FLOOR, c.find_count(FLOOR)?.unwrap_or(8192))?;
-    Ok(RopeSpec { scaling: Scaling::Temperature { by, original, early: 1 }, ..rope.clone() })
+    Ok(RopeSpec { scaling: Scaling::Temperature { scale, original, early: 1 }, ..rope.clone() })
 }

@@ -74,7 +74,7 @@ fn ministral3(c: &Config<'_>) -> Result<DecoderSpec> {
         false => {
             spec.ropes[0] =
                 RopeSpec { theta: 1e6, scaling: Scaling::Yarn(DEFAULT_YARN), ..spec.ropes[0].clone() };
-            let scaling = Scaling::Temperature { by: 0.1, original: DEFAULT_YARN.original, early: 0 };
+            let scaling = Scaling::Temperature { scale: 0.1, original: DEFAULT_YARN.original, early: 0 };
             RopeSpec { scaling, ..spec.ropes[0].clone() }
         }
     };

@@ -129,9 +129,9 @@ pub(super) fn attention(c: &Config<'_>) -> Result<[f64; 2]> {
 /// Scaling of queries by position (`Scaling::Temperature`; Llama 4's temperature tuning).
 pub(super) fn temperature(c: &Config<'_>, rope: &RopeSpec, head: usize) -> Result<RopeSpec> {
     let r = scope(c);
-    let by = r.find_number(TEMPERATURE)?.ok_or_else(|| r.bad(TEMPERATURE, "is missing"))?;
+    let scale = r.find_number(TEMPERATURE)?.ok_or_else(|| r.bad(TEMPERATURE, "is missing"))?;
     let original = Reader { c, r: &r, dim: head, defaults: &DEFAULTS }.original()?;
-    Ok(RopeSpec { dim: head, scaling: Scaling::Temperature { by, original, early: 0 }, ..rope.clone() })
+    Ok(RopeSpec { dim: head, scaling: Scaling::Temperature { scale, original, early: 0 }, ..rope.clone() })
 }
 
 /// RoPE of sliding-window layers, in families where it may differ from `full` and is not scaled.

@@ -60,11 +60,11 @@ pub enum Scaling {
     },
     /// A divisor per frequency (`rope_freqs`).
     Factors(Vec<f64>),
-    /// No rotation, only temperature scaling by position (Llama 4): `1 + by * ln(1 + (position + early) / original)`,
+    /// No rotation, only temperature scaling by position (Llama 4): `1 + scale * ln(1 + (position + early) / original)`,
     /// the quotient rounded down.
     Temperature {
         /// Multiplies the logarithm.
-        by: f64,
+        scale: f64,
         /// The original context.
         original: usize,
         /// Added to positions.
@@ -171,8 +171,8 @@ impl RopeSpec {
     /// Temperature of one position: a further factor of its cosines and sines.
     fn temperature(&self, position: usize) -> f64 {
         match self.scaling {
-            Scaling::Temperature { by, original, early } => {
-                1.0 + by * ((1 + (position + early) / original) as f64).ln()
+            Scaling::Temperature { scale, original, early } => {
+                1.0 + scale * ((1 + (position + early) / original) as f64).ln()
             }
             _ => 1.0,
         }

@@ -63,7 +63,7 @@ const NAMES: [[&str; 8]; PARTS] = [
 pub(crate) struct Product<'a> {
     pub x: &'a Tensor<Wgpu>,
     pub out: &'a Tensor<Wgpu>,
-    pub then: Epilogue<'a, Wgpu>,
+    pub epilogue: Epilogue<'a, Wgpu>,
 }
 
 impl Wgpu {
@@ -111,10 +111,10 @@ impl Wgpu {
     }
 
     /// The parts of several linear layers whose outputs are concatenated; `None` if one has act-order.
-    pub(crate) fn side_by_side(by: &[LinearWeights<Wgpu>]) -> Result<Option<Vec<Part<'_>>>> {
+    pub(crate) fn side_by_side(layers: &[LinearWeights<Wgpu>]) -> Result<Option<Vec<Part<'_>>>> {
         let mut column = 0;
         let mut parts = Vec::new();
-        for linear in by {
+        for linear in layers {
             let Some(weight) = linear.weight.in_order() else { return Ok(None) };
             parts.extend(Wgpu::parts(weight, linear.bias.as_ref(), column)?);
             column += weight.rows();
@@ -154,7 +154,7 @@ impl Wgpu {
         let all = parts.iter().map(|p| p.rows).sum();
         let Tiling { kernel, rows: width, outputs } =
             Tiling::new(Wgpu::is_few(rows), rows, (all, product.x.cols()));
-        let kernel = kernel.with("RESIDUAL", product.then.residual.is_some());
+        let kernel = kernel.with("RESIDUAL", product.epilogue.residual.is_some());
         let grid = [tiles(parts, outputs), rows.div_ceil(width) as u32, 1];
         self.gpu.launch(&self.product(product, parts, (kernel, outputs, grid), Matrices::One)?)
     }
@@ -201,8 +201,8 @@ impl Wgpu {
             U("segments", cols.div_ceil(SEGMENT) as u32),
             U("strands", strands(cols) as u32),
             U("cols", cols as u32),
-            F("scale", product.then.scale),
-            F("cap", product.then.softcap.unwrap_or(0.0)),
+            F("scale", product.epilogue.scale),
+            F("cap", product.epilogue.softcap.unwrap_or(0.0)),
         ];
         let aligned = aligned(x, matrices);
         let mut kernel = matrices.define(kernel).with("PARTS", parts.len()).with("ALIGNED", aligned);
@@ -211,7 +211,7 @@ impl Wgpu {
             args[0].of = "vec4<f32>";
         }
         args.push(operand("out", Access::Write, product.out, &mut params)?);
-        if let Some(residual) = product.then.residual {
+        if let Some(residual) = product.epilogue.residual {
             args.push(operand("residual", Access::Read, residual, &mut params)?);
         }
         let mut first_tile = 0;

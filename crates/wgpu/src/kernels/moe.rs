@@ -233,7 +233,7 @@ impl Wgpu {
         shared: bool,
     ) -> Result<()> {
         let weighted = shared && routed.on == RoutingWeightOn::Input;
-        let product = Product { x, out, then: Epilogue::NONE };
+        let product = Product { x, out, epilogue: Epilogue::NONE };
         let mut launch = self.product(&product, parts, kernel, Matrices::Experts { weighted })?;
         let pairs = routed.pairs();
         // The product's rows are pairs, and not those of x.

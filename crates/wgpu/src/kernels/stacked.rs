@@ -79,7 +79,7 @@ impl Wgpu {
             let at = first * head_dim;
             let x = &op.x.col_range(at + op.inputs.start..at + op.inputs.end); // [rows, inputs] of the first head
             let out = &out.col_range(first * out_dim..(first + count) * out_dim);
-            let product = Product { x, out, then: Epilogue::NONE };
+            let product = Product { x, out, epilogue: Epilogue::NONE };
             let parts = std::slice::from_ref(part);
             let Tiling { kernel, rows: width, outputs } =
                 Tiling::new(Wgpu::is_few(rows), rows, (count * part.rows, x.cols()));

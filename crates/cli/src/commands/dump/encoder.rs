@@ -112,7 +112,7 @@ fn of_texts<B: Backend>(
             all.resize(end, 0.0);
         }
         let vector = |y: Tensor<B>| Ok::<_, Failed>(shortened(b.download(&y)?, None));
-        let pooled = |by| vector(encoder.pool(b, &text, &x, by)?);
+        let pooled = |pooling| vector(encoder.pool(b, &text, &x, pooling)?);
         means.extend(pooled(Pooling::Mean)?);
         firsts.extend(pooled(Pooling::First)?);
         own.push(vector(vectors(b, encoder, &text, &x, model.sentence.pooling)?)?);
@@ -182,7 +182,7 @@ fn vectors<B: Backend>(
     encoder: &Encoder<B>,
     of: &Texts<B>,
     x: &Tensor<B>,
-    by: Pooling,
+    pooling: Pooling,
 ) -> Result<Tensor<B>, Failed> {
-    Ok(encoder.vectors(b, of, x, by)?)
+    Ok(encoder.vectors(b, of, x, pooling)?)
 }

@@ -223,6 +223,8 @@ fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         (3, 4100, 300),
         (2, 9001, 1024),
         (2, 700, 700),
+        (2, 9001, 1),
+        (3, 40_011, 50),
     ] {
         let mut x = Host::random(1, rows, cols);
         // Ties, infinities and NaN are the likely failures.
@@ -235,6 +237,10 @@ fn topk<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             if cols > 2000 {
                 let few = [0.0, -0.0, 0.25, 0.5];
                 (0..cols).filter(|c| c % 3 == r % 3).for_each(|c| x.row_mut(r)[c] = few[rng.below(4)]);
+            }
+            // Ties of all elements.
+            if cols > 40_000 && r == 1 {
+                x.row_mut(r).fill(-3.5);
             }
         }
         let out = t.b.run(TopK { x: &t.strided(&x)?, k }).map_err(text)?;

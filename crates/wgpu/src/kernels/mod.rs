@@ -10,6 +10,7 @@ pub(crate) mod qkv_prep;
 pub(crate) mod recurrent;
 pub(crate) mod rowwise;
 pub(crate) mod stacked;
+pub(crate) mod topk;
 
 use tallow_core::{DType, Result, Tensor};
 

@@ -1,10 +1,9 @@
-//! Row-wise and element-wise ops: norms, activations, gather, scatter, copies, routing, top-k.
+//! Row-wise and element-wise ops: norms, activations, gather, scatter, copies, routing.
 
 use tallow_core::ops::{
-    Activate, Copy, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Route, TailSum, TopK,
-    TopKOut,
+    Activate, Copy, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols, Route,
 };
-use tallow_core::{DType, Memory, NormKind, Result, Scores, Tensor};
+use tallow_core::{NormKind, Result, Scores, Tensor};
 
 use super::operand;
 use crate::device::{Wgpu, block};
@@ -13,10 +12,6 @@ use crate::gpu::{Access, Arg, Kernel, Launch, Param};
 
 /// Most workgroups of an element-wise kernel.
 const GROUPS: usize = 4096;
-/// Largest k of a top-k that searches the row again for each element.
-const FEW: usize = 8;
-/// Largest k of a top-k that sorts the elements in a workgroup's memory.
-const MOST_SORTED: usize = 1024;
 /// Invocations per workgroup of an element-wise kernel.
 const THREADS: usize = 256;
 
@@ -179,44 +174,6 @@ impl Wgpu {
         let kernel = Kernel::new("route").with("BIAS", by.bias.is_some());
         let grid = [op.logits.rows() as u32, 1, 1];
         self.gpu.launch(&Launch { kernel, args, params, grid, work: 0 })
-    }
-
-    pub(crate) fn topk_of(&self, op: &TopK<'_, Wgpu>) -> Result<TopKOut<Wgpu>> {
-        let rows = op.x.rows();
-        let (values, ids) = (self.alloc(DType::F32, rows, op.k)?, self.alloc(DType::U32, rows, op.k)?);
-        // One element after another, or all at once where the kernel's workgroup has memory for them.
-        let at_once = (FEW + 1..=MOST_SORTED).contains(&op.k);
-        let kernel = Kernel::new(if at_once { "topk_select" } else { "topk" });
-        let mut params = vec![U("cols", op.x.cols() as u32), U("k", op.k as u32)];
-        if at_once {
-            params.push(U("sorted", op.k.next_power_of_two() as u32));
-        }
-        let args = vec![
-            operand("x", Access::Read, op.x, &mut params)?,
-            operand("values", Access::Write, &values, &mut params)?,
-            operand("ids", Access::Write, &ids, &mut params)?,
-        ];
-        self.gpu.launch(&Launch { kernel, args, params, grid: [rows as u32, 1, 1], work: 0 })?;
-        Ok(TopKOut { values, ids })
-    }
-
-    pub(crate) fn tail_sum_into(&self, op: &TailSum<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {
-        let (k, nan) = (op.top.values.cols(), f32::NAN.to_bits());
-        let mut params = vec![
-            U("cols", op.x.cols() as u32),
-            U("last", k as u32 - 1),
-            U("temperatures", op.temperatures.cols() as u32),
-            U("nan", nan),
-        ];
-        let args = vec![
-            operand("x", Access::Read, op.x, &mut params)?,
-            operand("values", Access::Read, &op.top.values, &mut params)?,
-            operand("ids", Access::Read, &op.top.ids, &mut params)?,
-            operand("by", Access::Read, op.temperatures, &mut params)?,
-            operand("out", Access::Write, out, &mut params)?,
-        ];
-        let grid = [op.x.rows() as u32, 1, 1];
-        self.gpu.launch(&Launch { kernel: Kernel::new("tail_sum"), args, params, grid, work: 0 })
     }
 
     /// True if both tensors are in the same block: wgpu does not let a kernel bind it for both reading and writing.

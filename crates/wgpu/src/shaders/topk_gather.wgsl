@@ -1,12 +1,11 @@
 // Gathers the elements of a chunk of a row that may be among its k largest: those in the bin of the last of them, and in the
 // bins above. What comes after the first MOST_GATHERED is counted only.
 #include "topk_bins.wgsl"
+#include "suffix_sums.wgsl"
 
 override CHUNK: u32;
 override COUNTS: u32;
 override MOST_GATHERED: u32;
-// Elements in an invocation's bins, then in these and all above.
-var<workgroup> sums: array<u32, 256>;
 var<workgroup> least: u32;
 
 const EACH = BINS / 256u;
@@ -17,15 +16,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
   let bins = wg.y * COUNTS;
   var own = 0u;
   for (var i = 0u; i < EACH; i++) { own += atomicLoad(&counts[bins + EACH * id + i]); }
-  sums[id] = own;
-  workgroupBarrier();
-  for (var step = 1u; step < 256u; step *= 2u) {
-    var sum = sums[id];
-    if (id + step < 256u) { sum += sums[id + step]; }
-    workgroupBarrier();
-    sums[id] = sum;
-    workgroupBarrier();
-  }
+  suffix_sums(own, id);
+  // Elements in the bins above those of the invocation.
   var above = sums[id] - own;
   if (above < p.k && sums[id] >= p.k) {
     for (var i = EACH; i > 0u && above < p.k; i--) {

@@ -3,14 +3,13 @@
 // GATHERED, elements that may be among them have been gathered (topk_gather.wgsl).
 
 #include "topk_bins.wgsl"
+#include "suffix_sums.wgsl"
 
 #if GATHERED
 override COUNTS: u32;
 override MOST_GATHERED: u32;
 #endif
 var<workgroup> digits: array<atomic<u32>, 256>;
-// How many elements have this digit or a larger one.
-var<workgroup> sums: array<u32, 256>;
 var<workgroup> chosen: array<Found, 1024>;
 var<workgroup> filled: atomic<u32>;
 var<workgroup> digit: u32;
@@ -54,15 +53,8 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
       if (all((here & known) == first)) { atomicAdd(&digits[(here[part] >> shift) & 255u], 1u); }
     }
     workgroupBarrier();
-    sums[id] = atomicLoad(&digits[id]);
-    workgroupBarrier();
-    for (var step = 1u; step < 256u; step *= 2u) {
-      var sum = sums[id];
-      if (id + step < 256u) { sum += sums[id + step]; }
-      workgroupBarrier();
-      sums[id] = sum;
-      workgroupBarrier();
-    }
+    suffix_sums(atomicLoad(&digits[id]), id);
+    // Elements with this digit or a larger one are sums[id].
     var larger = 0u;
     if (id < 255u) { larger = sums[id + 1u]; }
     if (sums[id] >= rank && larger < rank) {

@@ -22,7 +22,7 @@ pub(super) fn check_linear<B: Memory>(c: &Check, layer: &LinearWeights<B>, input
     layer.bias.as_ref().map_or(Ok(()), |bias| c.row("bias", bias, layer.weight.rows()))
 }
 
-/// Output columns of several linear layers side layers side.
+/// Output columns of several linear layers side by side.
 pub(super) fn joint_cols<B: Memory>(layers: &[LinearWeights<B>]) -> usize {
     layers.iter().map(|l| l.weight.rows()).sum()
 }

@@ -38,7 +38,7 @@ pub struct LoraDelta<'a, B: Memory> {
     pub scale: f32,
 }
 
-/// All LoRA deltas to layers over one input, layer layers layer.
+/// All LoRA deltas to layers over one input, layer by layer.
 pub fn lora_deltas<'a, B: Memory>(
     layers: &'a [LinearWeights<B>],
     adapters: &'a [LoraRows<B>],

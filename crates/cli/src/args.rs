@@ -177,6 +177,13 @@ pub(crate) struct Serve {
     /// ignored with a warning. With --cache-disk it comes first.
     #[arg(long, value_name = "MIB", alias = "cram")]
     pub cache_ram: Option<u64>,
+    /// Sliding-window layers keep K and V of all tokens
+    ///
+    /// Else they keep those that their windows can still reach, and some more for prompts with a common beginning, in a part
+    /// of the memory. Then a prompt that leaves an earlier one far from its end is computed again from its start. Always so
+    /// with --cache-ram and --cache-disk.
+    #[arg(long)]
+    pub swa_full: bool,
     /// Another name for the model; may be given several times
     #[arg(short = 'a', long, value_name = "NAME", alias = "served-model-name")]
     pub alias: Vec<String>,

@@ -42,6 +42,7 @@ impl LoadedModel {
             queue_timeout: config.queue_timeout,
             page_len: plan.shape.page_len,
             pages: plan.shape.pages,
+            swa_pages: plan.shape.swa_pages,
             state_rows: plan.shape.state_rows,
             sampling: config.sampling(),
             adapter_room: config.adapter_room,

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use tallow_core::DType;
+use tallow_engine::block_pool::SlidingWindow;
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::MOST_REPLAYED_ROWS;
 use tallow_models::Model;
@@ -95,10 +96,15 @@ impl Plan {
     fn of(model: &Model, config: &EngineConfig, context: Setting<usize>, memory: Option<Memory>) -> Plan {
         let slots = config.slots.value;
         let pages = slots.saturating_mul(context.value.div_ceil(PAGE));
-        let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages, state_rows: 0 };
-        let shape = KvShape { state_rows: state_rows(&model.spec, shape, slots), ..shape };
+        let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages, swa_pages: 0, state_rows: 0 };
         let batch = config.batch.value;
         let step = Step { tokens: batch.max(2 * slots), logits: scored(batch).max(slots) + slots };
+        let swa_pages = match config.swa_full {
+            true => 0,
+            false => swa_pages(&model.spec, shape, slots, step),
+        };
+        let shape = KvShape { swa_pages, ..shape };
+        let shape = KvShape { state_rows: state_rows(&model.spec, shape, slots), ..shape };
         let workspace = workspace(model, step, context.value);
         let weights = model.weight_bytes() as u64;
         let (kv, made_for) = (shape.bytes(&model.spec) as u64, model.spec.context);
@@ -144,7 +150,7 @@ impl Plan {
     fn of_draft(&self, draft: &Model, batch: usize) -> u64 {
         let step = Step { tokens: batch.max(2 * self.slots), logits: self.slots };
         let context = self.context.value.min(draft.spec.context);
-        let kv = self.shape.bytes(&draft.spec) as u64;
+        let kv = self.shape.of_draft_model().bytes(&draft.spec) as u64;
         (draft.weight_bytes() as u64).saturating_add(kv).saturating_add(workspace(draft, step, context))
     }
 
@@ -193,7 +199,13 @@ impl Plan {
         let (spec, made_for) = (&model.spec, model.context());
         let tokens = batch.max(made_for);
         // A text of one token takes a page.
-        let shape = KvShape { dtype: DType::F32, page_len: encoder::PAGE, pages: tokens, state_rows: 0 };
+        let shape = KvShape {
+            dtype: DType::F32,
+            page_len: encoder::PAGE,
+            pages: tokens,
+            swa_pages: 0,
+            state_rows: 0,
+        };
         let cols = spec.layers.iter().map(|l| l.mixer.heads.kv_cols()).max().unwrap_or(0);
         let kv = (2 * tokens * encoder::PAGE * cols * DType::F32.size()) as u64;
         let tables: usize = spec.ropes.iter().map(|r| r.table_len(made_for)).sum();
@@ -357,7 +369,7 @@ impl Seq2SeqLimits {
     pub(crate) fn shape(&self) -> KvShape {
         let pages = self.context().div_ceil(PAGE) + self.encoder_tokens.div_ceil(PAGE);
         let pages = self.slots.saturating_mul(pages);
-        KvShape { dtype: self.dtype, page_len: PAGE, pages, state_rows: 0 }
+        KvShape { dtype: self.dtype, page_len: PAGE, pages, swa_pages: 0, state_rows: 0 }
     }
 
     /// Decoder tokens of the largest step.
@@ -388,6 +400,14 @@ fn state_rows(spec: &DecoderSpec, shape: KvShape, slots: usize) -> usize {
     }
     let snapshots = shape.bytes(spec) / 4 / KvShape::state_row_bytes(spec).max(1);
     slots.saturating_mul(2).saturating_add(snapshots.clamp(slots, MOST_SNAPSHOTS.max(slots)))
+}
+
+/// Pages of the sliding-window layers: those that all slots need, and for prefixes a quarter of what would hold all tokens. 0
+/// if that is not less than all, or there are no such layers.
+fn swa_pages(spec: &DecoderSpec, shape: KvShape, slots: usize, step: Step) -> usize {
+    let Some(window) = spec.swa_window() else { return 0 };
+    let needed = SlidingWindow::new(window).pages_needed(slots, step.tokens, shape.page_len);
+    Some(needed.saturating_add(shape.pages / 4)).filter(|pages| *pages < shape.pages).unwrap_or(0)
 }
 
 /// Upper bound of a step's bytes besides weights and KV cache.
@@ -431,6 +451,8 @@ pub(crate) fn trim() {
 
 #[cfg(test)]
 mod tests {
+    use tallow_support::golden;
+
     use super::*;
     use crate::load::{OpenOptions, open};
     use crate::model_name::DEMO;
@@ -454,6 +476,28 @@ mod tests {
         check_ram_cache(1 << 20).unwrap();
         let why = check_ram_cache(1 << 60).unwrap_err().to_string();
         assert!(why.starts_with("--cache-ram: 1048576 TiB are asked for"), "{why}");
+    }
+
+    /// Sliding-window layers keep what all slots need and a quarter more, unless all tokens are asked for.
+    #[test]
+    fn windows_take_less_than_all_tokens() {
+        let sources = Sources::read(None).unwrap();
+        let opened = open(DEMO, OpenOptions::new(&sources, true, None).unwrap()).unwrap();
+        let model = Model::open(&golden("gpt-oss")).unwrap();
+        let mut config = resolve(&sources, &Flags::default(), &opened.generation, Defaults::API).unwrap();
+        config.context = Some(Setting { value: 1024, origin: Origin::Flag });
+        let plan = Plan::new(&model, None, &config, &Device::cpu());
+        // Eight slots with a window of 8 tokens that begins anywhere in a tile of 64, and steps of 256.
+        assert_eq!((plan.shape.pages, plan.shape.swa_pages), (512, 8 * 8 + 32 + 128));
+        config.swa_full = true;
+        let full = Plan::new(&model, None, &config, &Device::cpu());
+        assert_eq!((full.shape.pages, full.shape.swa_pages), (512, 0));
+        // Every other layer has a window.
+        assert_eq!(1024 * plan.kv, (512 + 224) * full.kv);
+        // With large steps, or no windows at all, there is nothing to be saved.
+        (config.swa_full, config.batch.value) = (false, 4096);
+        assert_eq!(Plan::new(&model, None, &config, &Device::cpu()).shape, full.shape);
+        assert_eq!(Plan::new(&opened.model, None, &config, &Device::cpu()).shape.swa_pages, 0);
     }
 
     #[test]

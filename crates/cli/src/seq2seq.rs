@@ -66,6 +66,7 @@ impl Task for StartSeq2Seq {
             queue_timeout: None,
             page_len: shape.page_len,
             pages: shape.pages,
+            swa_pages: 0,
             state_rows: 0,
             sampling: Sampling::greedy(),
             adapter_room: 0,
@@ -114,7 +115,21 @@ pub(crate) fn encoded<B: Backend>(
     let x = runner.encode(input, &cross)?;
     let (id, blocks) = (SeqId(0), (pages[0]..pages[0] + pages[1]).collect());
     let cross = Some(CrossPart { tokens: read, blocks: cross, encode: false });
-    Ok((x, BatchPart { id, tokens, drafted: 0, start: 0, blocks, state: None, logits, lora: None, cross }))
+    Ok((
+        x,
+        BatchPart {
+            id,
+            tokens,
+            drafted: 0,
+            start: 0,
+            blocks,
+            swa_blocks: None,
+            state: None,
+            logits,
+            lora: None,
+            cross,
+        },
+    ))
 }
 
 /// Loads a model with a progress bar.

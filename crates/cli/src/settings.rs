@@ -106,6 +106,7 @@ pub(crate) static KNOWN: &[Known] = &[
     known("queue", "requests that may wait for a slot", "256"),
     known("queue-timeout", "seconds that a request may wait for a slot", "as long as its client does"),
     known("cache-ram", "most that pages evicted from a GPU may take of the host's memory, in MiB", "0"),
+    known("swa-full", "sliding-window layers keep K and V of all tokens: true or false", "false"),
     known("cache-disk", "folder in which a server keeps its prefix cache for the next start", "none"),
     known("cache-disk-size", "most that this folder may take, in MiB", "8192"),
     known("max-tokens", "longest answer, in tokens", "as many as fit (`run` without a chat template: 256)"),
@@ -244,6 +245,8 @@ pub(crate) struct EngineConfig {
     pub adapter_room: usize,
     /// Most bytes of the RAM cache.
     pub ram_cache: u64,
+    /// True if sliding-window layers keep K and V of all tokens.
+    pub swa_full: bool,
 }
 
 /// Built-in defaults, where neither the user nor the model says: coherent answers at a terminal; for API clients the
@@ -330,6 +333,7 @@ pub(crate) fn resolve(
             .map(|Setting { value: Seed(value), origin }| Setting { value, origin }),
         adapter_room: 0,
         ram_cache: 0,
+        swa_full: false,
     };
     config.check()?;
     Ok(config)

@@ -117,8 +117,13 @@ pub(crate) fn run_on_device<T: DeviceTask>(
 ) -> Result<T::Output, Failed> {
     let pages = setup.context.div_ceil(PAGE);
     let sequences = setup.sequences;
-    let shape =
-        KvShape { dtype: setup.kv.0, page_len: PAGE, pages: pages * sequences, state_rows: 2 * sequences };
+    let shape = KvShape {
+        dtype: setup.kv.0,
+        page_len: PAGE,
+        pages: pages * sequences,
+        swa_pages: 0,
+        state_rows: 2 * sequences,
+    };
     // However small a step is, each sequence has a token in it.
     let step = Step { tokens: setup.batch.max(sequences), logits: setup.logits.max(sequences) };
     let plan = |device: &Device| Plan::alone(model, shape, step, device);
@@ -213,6 +218,17 @@ impl<B: Backend> SingleRunner<B> {
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| block as u32).collect();
         let (id, state) = (SeqId(sequence as u64), self.runner.states_of(sequence, self.steps));
         let lora = self.loras.get(sequence % self.loras.len().max(1)).copied();
-        BatchPart { id, tokens, drafted: 0, start: self.tokens, blocks, state, logits, lora, cross: None }
+        BatchPart {
+            id,
+            tokens,
+            drafted: 0,
+            start: self.tokens,
+            blocks,
+            swa_blocks: None,
+            state,
+            logits,
+            lora,
+            cross: None,
+        }
     }
 }

@@ -44,6 +44,10 @@ pub struct Step {
     pub tokens: Vec<u32>,
     /// The spans, in the order of their tokens.
     pub spans: Vec<Span>,
+    /// The pages of each span in the caches of sliding-window layers; empty if these have the same pages as the other
+    /// layers. Those before the tile in which the window of the span's first token begins are not read, and may be any
+    /// (see [`ATTEND_TILE`](crate::ops::ATTEND_TILE)).
+    pub swa_pages: Vec<PageTable>,
     /// The recurrent state rows of each span; empty if no layer has recurrent state.
     pub states: Vec<StateRows>,
     /// Rows whose logits are computed.
@@ -61,14 +65,15 @@ impl Step {
         if rows != self.tokens.len() {
             return Err(wrong("the spans' tokens", self.tokens.len().to_string(), rows.to_string()));
         }
-        for span in &self.spans {
+        let count = self.swa_pages.len();
+        if count > 0 && count != self.spans.len() {
+            return Err(wrong("the spans' SWA pages", self.spans.len().to_string(), count.to_string()));
+        }
+        let tables = self.spans.iter().map(|span| (span, &span.pages));
+        for (span, pages) in tables.chain(self.spans.iter().zip(&self.swa_pages)) {
             let need = span.end().div_ceil(self.page_len.max(1));
-            if span.pages.len() < need {
-                return Err(wrong(
-                    "a span's pages",
-                    format!("at least {need}"),
-                    span.pages.len().to_string(),
-                ));
+            if pages.len() < need {
+                return Err(wrong("a span's pages", format!("at least {need}"), pages.len().to_string()));
             }
         }
         let count = self.states.len();
@@ -93,12 +98,15 @@ impl Step {
     /// Everything that is uploaded but the page tables, in the order of the fields of [`StepPlan`].
     fn numbers(&self, room_for_more: usize) -> Vec<u32> {
         let (rows, spans, len) = (self.tokens.len(), self.spans.len(), self.page_len);
-        let count = 3 * rows + 2 * spans + 1 + 2 * self.states.len() + self.outputs.len();
+        let count = 4 * rows + 2 * spans + 1 + 2 * self.states.len() + self.outputs.len();
         let mut numbers = Vec::with_capacity(count + room_for_more);
         numbers.extend(&self.tokens);
         numbers.extend(self.spans.iter().flat_map(|s| s.start as u32..s.end() as u32));
-        let slot = |s: &Span, at: usize| s.pages[at / len] * len as u32 + (at % len) as u32;
-        numbers.extend(self.spans.iter().flat_map(|s| (s.start..s.end()).map(move |at| slot(s, at))));
+        let slot = |pages: &PageTable, at: usize| pages[at / len] * len as u32 + (at % len) as u32;
+        for pages in self.tables() {
+            let spans = self.spans.iter().zip(pages);
+            numbers.extend(spans.flat_map(|(s, pages)| (s.start..s.end()).map(move |at| slot(pages, at))));
+        }
         let mut row = 0;
         numbers.push(row);
         for span in &self.spans {
@@ -112,18 +120,46 @@ impl Step {
         numbers
     }
 
+    /// The page tables of the spans: those of all layers or, if sliding-window layers have their own, of all other layers
+    /// and then of these.
+    fn tables(&self) -> impl Iterator<Item = Vec<&PageTable>> {
+        let swa = (!self.swa_pages.is_empty()).then(|| self.swa_pages.iter().collect());
+        std::iter::once(self.spans.iter().map(|span| &span.pages).collect()).chain(swa)
+    }
+
+    /// The step as sliding-window layers with their own pages see it; `None` if they have the same.
+    fn of_swa(&self) -> Option<Step> {
+        if self.swa_pages.is_empty() {
+            return None;
+        }
+        let span = |(span, pages): (&Span, &PageTable)| Span { pages: pages.clone(), ..*span };
+        Some(Step {
+            tokens: self.tokens.clone(),
+            spans: self.spans.iter().zip(&self.swa_pages).map(span).collect(),
+            swa_pages: Vec::new(),
+            states: self.states.clone(),
+            outputs: self.outputs.clone(),
+            page_len: self.page_len,
+        })
+    }
+
+    /// No page of the spans is larger.
+    fn max_page(&self) -> Option<u32> {
+        self.spans.iter().filter_map(|span| span.pages.bound()).max()
+    }
+
     /// Pages of the span with the most.
     fn most_pages(&self) -> usize {
-        self.spans.iter().map(|s| s.pages.len()).max().unwrap_or(0)
+        self.spans.iter().map(|span| &span.pages).chain(&self.swa_pages).map(|p| p.len()).max().unwrap_or(0)
     }
 }
 
-/// Adds the page tables of spans, padded with 0 to `most` pages. Those of many long sequences are nearly all that is
-/// uploaded, so each is copied into its place at once.
-fn add_tables(numbers: &mut Vec<u32>, spans: &[Span], most: usize) {
-    for span in spans {
+/// Adds page tables, padded with 0 to `most` pages. Those of many long sequences are nearly all that is uploaded, so each
+/// is copied into its place at once.
+fn add_tables(numbers: &mut Vec<u32>, tables: &[&PageTable], most: usize) {
+    for pages in tables {
         let next = numbers.len() + most;
-        numbers.extend_from_slice(&span.pages);
+        numbers.extend_from_slice(pages);
         numbers.resize(next, 0);
     }
 }
@@ -153,6 +189,8 @@ pub struct StepPlan<B: Memory> {
     pub pages: Tensor<B>,
     /// LoRA adapters by row range, in order.
     pub loras: Vec<LoraRows<B>>,
+    /// The same step with the pages of sliding-window layers, if these have their own.
+    swa: Option<Box<StepPlan<B>>>,
 }
 
 impl<B: Memory> StepPlan<B> {
@@ -160,8 +198,8 @@ impl<B: Memory> StepPlan<B> {
     pub fn new(b: &B, host: Step) -> Result<StepPlan<B>> {
         host.check()?;
         let (most, outputs) = (host.most_pages(), host.outputs.len());
-        let mut numbers = host.numbers(host.spans.len() * most);
-        add_tables(&mut numbers, &host.spans, most);
+        let mut numbers = host.numbers(2 * host.spans.len() * most);
+        host.tables().for_each(|tables| add_tables(&mut numbers, &tables, most));
         let all = b.upload_row(&numbers)?;
         Ok(StepPlan::within(&all, host, most, outputs))
     }
@@ -169,25 +207,63 @@ impl<B: Memory> StepPlan<B> {
     /// The plan of a step whose numbers are in `all`, where each span has room for `most` pages, and there is room for so
     /// many outputs.
     fn within(all: &Tensor<B>, host: Step, most: usize, outputs: usize) -> StepPlan<B> {
-        let (rows, spans) = (host.tokens.len(), host.spans.len());
+        let (rows, spans, swa) = (host.tokens.len(), host.spans.len(), host.of_swa());
         let mut at = 0;
         let mut next = |rows: usize, cols: usize| {
             at += rows * cols;
             all.matrix(at - rows * cols, rows, cols)
         };
-        StepPlan {
-            tokens: next(1, rows),
-            positions: next(1, rows),
-            slots: next(1, rows),
+        let (tokens, positions, slots) = (next(1, rows), next(1, rows), next(1, rows));
+        let swa_slots = next(usize::from(swa.is_some()), rows);
+        let mut plan = StepPlan {
+            tokens,
+            positions,
+            slots,
             starts: next(1, spans + 1),
             lens: next(1, spans),
             states: next(if host.states.is_empty() { 0 } else { 2 }, host.states.len()),
             outputs: next(1, outputs).col_range(0..host.outputs.len()),
             pages: next(spans, most),
             loras: Vec::new(),
-            max_page: host.spans.iter().filter_map(|span| span.pages.bound()).max(),
+            max_page: host.max_page(),
             max_state: host.states.iter().map(|s| s.from.max(s.to)).max(),
             host,
+            swa: None,
+        };
+        plan.swa = swa.map(|host| Box::new(plan.with_pages(host, swa_slots, next(spans, most))));
+        plan
+    }
+
+    /// The same plan with other pages.
+    fn with_pages(&self, host: Step, slots: Tensor<B>, pages: Tensor<B>) -> StepPlan<B> {
+        StepPlan {
+            tokens: self.tokens.clone(),
+            positions: self.positions.clone(),
+            slots,
+            starts: self.starts.clone(),
+            lens: self.lens.clone(),
+            states: self.states.clone(),
+            outputs: self.outputs.clone(),
+            pages,
+            loras: Vec::new(),
+            max_page: host.max_page(),
+            max_state: self.max_state,
+            host,
+            swa: None,
+        }
+    }
+
+    /// The plan for a layer's KV cache: that of sliding-window layers with their own pages, if it is one of these.
+    pub fn of_cache(&self, swa: bool) -> Result<&StepPlan<B>> {
+        match (swa, self.swa.as_deref()) {
+            (false, _) => Ok(self),
+            (true, Some(plan)) => Ok(plan),
+            (true, None) => Err(Error::Shape {
+                op: "step",
+                what: "the pages",
+                want: "some for sliding-window layers too".into(),
+                got: "none".into(),
+            }),
         }
     }
 
@@ -207,7 +283,7 @@ impl<B: Memory> StepPlan<B> {
     }
 
     /// The same step with the tensors of another backend, which has no LoRA adapters.
-    pub(crate) fn map<C: Memory>(&self, each: impl Fn(&Tensor<B>) -> Tensor<C>) -> StepPlan<C> {
+    pub(crate) fn map<C: Memory>(&self, each: impl Fn(&Tensor<B>) -> Tensor<C> + Copy) -> StepPlan<C> {
         StepPlan {
             host: self.host.clone(),
             max_page: self.max_page,
@@ -221,6 +297,7 @@ impl<B: Memory> StepPlan<B> {
             outputs: each(&self.outputs),
             pages: each(&self.pages),
             loras: Vec::new(),
+            swa: self.swa.as_ref().map(|swa| Box::new(swa.map(each))),
         }
     }
 

@@ -84,13 +84,8 @@ impl Bench {
         let span =
             |i: usize| Span { rows, start, pages: (i * count..(i + 1) * count).map(|p| p as u32).collect() };
         let spans = (0..sequences).map(span).collect();
-        let step = Step {
-            tokens: vec![0; sequences * rows],
-            spans,
-            states: Vec::new(),
-            outputs: Vec::new(),
-            page_len: self.page,
-        };
+        let tokens = vec![0; sequences * rows];
+        let step = Step { tokens, spans, page_len: self.page, ..Step::default() };
         Ok(StepPlan::new(&self.cpu, step)?)
     }
 

@@ -51,8 +51,7 @@ impl Case {
             let pages = (0..rows.end.div_ceil(page_len)).map(|p| (pages - 1 - p) as u32).collect();
             let spans = vec![Span { rows: rows.len(), start: rows.start, pages }];
             let tokens = vec![0; rows.len()];
-            StepPlan::new(cpu, Step { tokens, spans, states: Vec::new(), outputs: Vec::new(), page_len })
-                .unwrap()
+            StepPlan::new(cpu, Step { tokens, spans, page_len, ..Step::default() }).unwrap()
         };
         let cache = || cpu.alloc(dtype, pages, page_len * heads.cache_cols(dtype)).unwrap();
         let (k, v) = (cache(), (self.values != Values::Keys).then(cache));

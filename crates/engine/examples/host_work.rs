@@ -53,7 +53,7 @@ fn step(model: &Model, sequences: usize, tokens: usize) -> Result<([Duration; 4]
     let pages = sequences * context.div_ceil(PAGE);
     let b = Null::default();
     let decoder = Decoder::load(&b, model, context, &mut |_, _| ControlFlow::Continue(()))?;
-    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, state_rows: 0 };
+    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, swa_pages: 0, state_rows: 0 };
     let kv = KvPool::new(&b, decoder.spec(), shape)?;
     let budget = sequences * tokens;
     let limits =

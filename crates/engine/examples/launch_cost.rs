@@ -33,7 +33,7 @@ fn main() -> Result<()> {
     let context = TOKENS + STEPS + 1;
     let decoder = Decoder::load(&b, &model, context, &mut |_, _| ControlFlow::Continue(()))?;
     let pages = 32 * context.div_ceil(PAGE);
-    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, state_rows: 64 };
+    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, swa_pages: 0, state_rows: 64 };
     println!("{} layers on {}; µs", model.spec.layers.len(), b.label());
     let runner = Runner::new(b, decoder, shape)?;
     println!("| sequences | recorded op by op | replay | handed over op by op | replay |");
@@ -81,6 +81,7 @@ fn batch(runner: &Runner<Wgpu>, sequences: usize, step: usize) -> Batch {
         drafted: 0,
         start,
         blocks: (0..(start / PAGE + 1) as u32).map(|page| i as u32 * each + page).collect::<PageTable>(),
+        swa_blocks: None,
         state: runner.states_of(i, step),
         logits: LogitsRows::Last,
         lora: None,

@@ -9,6 +9,10 @@
 //!
 //! In a model with recurrent state, pages are of use only up to one with a snapshot of the state after it: a row of the
 //! states that no step writes again.
+//!
+//! Sliding-window layers may have pages of their own. Those that no window of a sequence reaches any more are given back; a
+//! full one stays attached to the published page of the same tokens until another sequence needs its memory. A prefix is of
+//! use up to where all pages that the window of the next token reaches are still there.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,10 +20,10 @@ use tallow_core::PageTable;
 
 use crate::encoder_input::InputDigest;
 
-mod state_pool;
+mod attached;
 
-use state_pool::StatePool;
-pub use state_pool::StateRow;
+use attached::AttachedPool;
+pub use attached::{SlidingWindow, StateRow, SwaPage};
 
 /// Page of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -78,6 +82,8 @@ struct Block {
     published: Option<(Content, Chain)>,
     /// Snapshot of the recurrent state after the page; only of published pages.
     state: Option<StateRow>,
+    /// The sliding-window layers' page of the same tokens; only of published pages.
+    swa: Option<SwaPage>,
     /// True if a draft model's K and V of its tokens are in it too.
     draft_kv: bool,
     /// When it became idle; its key in `idle`, for LRU eviction.
@@ -93,7 +99,11 @@ pub struct Prefix {
     pub end: Option<Chain>,
     /// Snapshot of the recurrent state after the last page, in a model that has any.
     pub state: Option<StateRow>,
-    /// Number of published pages with the prefix; more than `blocks` if there is no snapshot after the last ones.
+    /// The last pages of the sliding-window layers, as many as the window of the next token reaches; none if these layers have
+    /// no pages of their own.
+    pub swa: Vec<SwaPage>,
+    /// Number of published pages with the prefix; more than `blocks` if there is no snapshot after the last ones, or not all
+    /// that a window reaches.
     pub published: usize,
 }
 
@@ -151,7 +161,9 @@ pub struct BlockPool {
     index: HashMap<Content, BlockId>,
     returns: u64,
     chains: u64,
-    states: StatePool,
+    states: AttachedPool<StateRow>,
+    swa: AttachedPool<SwaPage>,
+    window: SlidingWindow,
     /// Recorded for each cache tier.
     changes: Vec<Changes>,
 }
@@ -167,7 +179,9 @@ impl BlockPool {
     pub fn with_states(count: usize, page_len: usize, state_rows: usize) -> BlockPool {
         let count = count.min(u32::MAX as usize);
         BlockPool {
-            states: StatePool::new(state_rows),
+            states: AttachedPool::new(state_rows),
+            swa: AttachedPool::new(0),
+            window: SlidingWindow::new(1),
             page_len,
             blocks: (0..count).map(|_| Block::default()).collect(),
             free: (0..count as u32).rev().map(BlockId).collect(),
@@ -177,6 +191,11 @@ impl BlockPool {
             chains: 0,
             changes: Vec::new(),
         }
+    }
+
+    /// The same with so many pages for sliding-window layers alone.
+    pub fn with_swa(self, pages: usize, window: SlidingWindow) -> BlockPool {
+        BlockPool { swa: AttachedPool::new(pages), window, ..self }
     }
 
     /// Records which pages are published and evicted from now on. Returns the number of the record, of which
@@ -240,16 +259,29 @@ impl BlockPool {
         self.count().saturating_sub(self.available())
     }
 
-    /// Longest published prefix of `tokens` after `root`. In a model with recurrent state it ends after a page with a
-    /// snapshot.
+    /// Longest published prefix of `tokens` after `root` that a sequence can go on from. In a model with recurrent state it
+    /// ends after a page with a snapshot; with pages of sliding-window layers, where all are there that a window reaches.
     pub fn find(&self, root: Chain, tokens: &[u32]) -> Prefix {
         let mut pages = self.find_pages(root, tokens);
-        let (published, state) = (pages.len(), |id: BlockId| self.blocks[id.0 as usize].state);
-        if self.has_states() {
-            pages.truncate(pages.iter().rposition(|(id, _)| state(*id).is_some()).map_or(0, |last| last + 1));
-        }
-        let (end, state) = pages.last().map_or((None, None), |(id, chain)| (Some(*chain), state(*id)));
-        Prefix { blocks: pages.into_iter().map(|(id, _)| id).collect(), end, state, published }
+        let (published, of) = (pages.len(), |id: BlockId| &self.blocks[id.0 as usize]);
+        // Pages of the sliding-window layers up to each, without a gap.
+        let mut run = 0;
+        let runs = pages.iter().map(|(id, _)| {
+            run = if of(*id).swa.is_some() { run + 1 } else { 0 };
+            run
+        });
+        let runs: Vec<usize> = if self.has_swa() { runs.collect() } else { Vec::new() };
+        let reached = |len: usize| len - self.first_reached(len * self.page_len);
+        let is_end = |last: usize| {
+            let has_state = !self.has_states() || of(pages[last].0).state.is_some();
+            has_state && (!self.has_swa() || runs[last] >= reached(last + 1))
+        };
+        let len = (0..published).rev().find(|last| is_end(*last)).map_or(0, |last| last + 1);
+        pages.truncate(len);
+        let swa = if self.has_swa() { &pages[len - reached(len)..] } else { &[] };
+        let swa = swa.iter().filter_map(|(id, _)| of(*id).swa).collect();
+        let (end, state) = pages.last().map_or((None, None), |(id, chain)| (Some(*chain), of(*id).state));
+        Prefix { blocks: pages.into_iter().map(|(id, _)| id).collect(), end, state, swa, published }
     }
 
     /// Published pages with which `tokens` begin, and the chain after each, whether there is a snapshot or not.
@@ -261,70 +293,6 @@ impl BlockPool {
             Some((id, after))
         };
         tokens.chunks_exact(self.page_len).map_while(page).collect()
-    }
-
-    /// True if the model has recurrent state.
-    pub fn has_states(&self) -> bool {
-        self.states.count() > 0
-    }
-
-    /// Number of rows of recurrent states.
-    pub fn state_rows(&self) -> usize {
-        self.states.count()
-    }
-
-    /// Number of rows of recurrent states that hold nothing.
-    pub fn free_states(&self) -> usize {
-        self.states.free()
-    }
-
-    /// Allocates a row for a recurrent state: a free one, or else the least recently used snapshot, which is evicted.
-    pub fn take_state(&mut self) -> Option<StateRow> {
-        let (row, after) = self.states.take()?;
-        if let Some(page) = after {
-            self.blocks[page.0 as usize].state = None;
-        }
-        Some(row)
-    }
-
-    /// Lends a snapshot to one more sequence.
-    pub fn lend_state(&mut self, row: StateRow) {
-        self.states.lend(row);
-    }
-
-    /// A sequence uses the row no more.
-    pub fn give_back_state(&mut self, row: StateRow) {
-        self.states.give_back(row);
-    }
-
-    /// Makes a row in use the snapshot after a published page. Returns whether it is; not if there is one already.
-    pub fn publish_state(&mut self, page: BlockId, row: StateRow) -> bool {
-        let block = &mut self.blocks[page.0 as usize];
-        let is_new = block.published.is_some() && block.state.is_none();
-        if is_new {
-            block.state = Some(row);
-            self.states.publish(row, page);
-        }
-        is_new
-    }
-
-    /// Says that no other snapshot is to replace the one after a page, if that is this row.
-    pub(crate) fn settle_state(&mut self, page: BlockId, row: StateRow) {
-        let block = &self.blocks[page.0 as usize];
-        let Some((content, chain)) = block.published.as_ref().filter(|_| block.state == Some(row)) else {
-            return;
-        };
-        for changes in &mut self.changes {
-            let (chain, tokens) = (*chain, content.tokens.clone());
-            changes.settled.push(NewState { block: page, row, chain, tokens });
-        }
-    }
-
-    /// Removes the snapshot after a page, if it is that row.
-    pub fn forget_state(&mut self, page: BlockId, row: StateRow) {
-        if self.blocks[page.0 as usize].state.take_if(|state| *state == row).is_some() {
-            self.states.forget(row);
-        }
     }
 
     /// Number of these pages that are idle, so that lending them makes fewer available.
@@ -353,7 +321,10 @@ impl BlockPool {
                     self.changes.iter_mut().for_each(|changes| changes.evicted.push(chain));
                 }
                 if let Some(row) = block.state.take() {
-                    self.states.forget(row);
+                    self.states.detach(row);
+                }
+                if let Some(swa) = block.swa.take() {
+                    self.swa.detach(swa);
                 }
                 id
             }
@@ -436,21 +407,23 @@ impl BlockPool {
         let (count, available) = (self.count(), self.available());
         let (idle, indexed) = (self.idle.len(), self.index.len());
         match (available == count, idle == indexed) {
-            (true, true) => self.states.at_rest(),
+            (true, true) => self.states.at_rest().and_then(|()| self.swa.at_rest()),
             (false, _) => Err(format!("nobody uses any page, and {available} of {count} can be had")),
             (_, false) => Err(format!("{idle} pages hold something, and {indexed} are indexed")),
         }
     }
 
     /// Checks that every page, and every row of recurrent states, is in exactly one state. `held`: the pages of all
-    /// sequences, once per use; `states`: their rows.
+    /// sequences, once per use; `states`: their rows; `swa`: their pages of sliding-window layers.
     pub fn check(
         &self,
         held: impl IntoIterator<Item = BlockId>,
         states: impl IntoIterator<Item = StateRow>,
+        swa: impl IntoIterator<Item = SwaPage>,
     ) -> Result<(), String> {
-        let snapshots = (0..).zip(&self.blocks).filter_map(|(i, block)| Some((BlockId(i), block.state?)));
-        self.states.check(states, snapshots)?;
+        let blocks = || (0..).map(BlockId).zip(&self.blocks);
+        self.states.check(states, blocks().filter_map(|(id, block)| Some((id, block.state?))))?;
+        self.swa.check(swa, blocks().filter_map(|(id, block)| Some((id, block.swa?))))?;
         let mut users = vec![0u32; self.count()];
         held.into_iter().for_each(|id| users[id.0 as usize] += 1);
         let mut places = vec![0u32; self.count()];

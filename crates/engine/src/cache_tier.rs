@@ -216,6 +216,11 @@ impl CacheTier {
             let why = "the model has an encoder, whose pages are not saved; leave the cache out";
             return Err(TierError::Unsupported(why));
         }
+        if pool.has_swa() {
+            let why =
+                "the sliding-window layers have pages of their own, which are not saved; leave the cache out";
+            return Err(TierError::Unsupported(why));
+        }
         // While a state is loaded it has a row, beside the two that each sequence may need.
         if pool.has_states() && pool.state_rows() <= 2 * limits.slots + tiers {
             let why = "there are no rows for snapshots of the model's recurrent state; leave the cache out";

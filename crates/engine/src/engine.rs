@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tallow_core::Backend;
 
-use crate::block_pool::{BlockPool, Chain};
+use crate::block_pool::{BlockPool, Chain, SlidingWindow};
 use crate::cache_tier::{CacheTiers, TierError, TierSettings};
 use crate::counts::StepCounts;
 use crate::encoder_input::{EncoderInput, EncoderOutput, InputDigest, InputKeys};
@@ -74,8 +74,13 @@ pub fn spawn<B: Backend + 'static, E: From<std::io::Error> + Send + 'static>(
     runner: impl FnOnce() -> Result<(Runner<B>, Limits), E> + Send + 'static,
 ) -> Result<RunningEngine, E> {
     service::spawn("tallow-engine", info, runner, |(runner, limits), shared: SharedOf<Engine<B>>| {
-        let Info { pages, page_len, state_rows, .. } = shared.info;
+        let Info { pages, page_len, swa_pages, state_rows, .. } = shared.info;
         let pool = BlockPool::with_states(pages, page_len, state_rows);
+        let window = runner.decoder().spec().swa_window().filter(|_| swa_pages > 0);
+        let pool = match window {
+            Some(window) => pool.with_swa(swa_pages, SlidingWindow::new(window)),
+            None => pool,
+        };
         Engine::new(runner, Scheduler::new(limits, pool), shared)
     })
 }

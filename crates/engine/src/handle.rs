@@ -265,6 +265,8 @@ pub struct Info {
     pub page_len: usize,
     /// Pages of the KV cache.
     pub pages: usize,
+    /// Pages of the sliding-window layers; 0 if these have the same pages as the other layers.
+    pub swa_pages: usize,
     /// Rows of recurrent states; 0 if the model has none.
     pub state_rows: usize,
     /// Default sampling parameters.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tallow_core::{Backend, DType, Error, Reading, Result, Tensor};
 use tallow_models::blocks::cache::LayerCache;
-use tallow_models::spec::DecoderSpec;
+use tallow_models::spec::{DecoderSpec, LayerSpec};
 
 /// KV cache and recurrent states of all layers, on a device.
 #[derive(Debug)]
@@ -21,20 +21,39 @@ pub struct KvShape {
     pub page_len: usize,
     /// Number of pages.
     pub pages: usize,
+    /// Pages of the sliding-window layers (SWA), if these have their own: of each sequence only those that a window can still
+    /// reach, and some more for prefixes. 0 if they have the same pages as the other layers.
+    pub swa_pages: usize,
     /// Rows of recurrent states, if the model has any: two for each running sequence, more for snapshots.
     pub state_rows: usize,
 }
 
 impl KvShape {
-    /// The same with one more page, and one more row if there are recurrent states, that no sequence has.
+    /// The same with one more page, of each kind, and one more row if there are recurrent states, that no sequence has.
     pub fn with_scratch(self) -> KvShape {
-        let state_rows = self.state_rows + usize::from(self.state_rows > 0);
-        KvShape { pages: self.pages + 1, state_rows, ..self }
+        let more = |count: usize| count + usize::from(count > 0);
+        KvShape {
+            pages: self.pages + 1,
+            swa_pages: more(self.swa_pages),
+            state_rows: more(self.state_rows),
+            ..self
+        }
     }
 
-    /// Bytes of one page over all layers of a model.
-    pub fn page_bytes(&self, spec: &DecoderSpec) -> usize {
-        let columns: usize = spec.layers.iter().map(|l| l.kv_cache_cols(self.dtype)).sum();
+    /// That of a draft model, all of whose layers have the same pages.
+    pub fn of_draft_model(self) -> KvShape {
+        KvShape { swa_pages: 0, ..self }
+    }
+
+    /// True if a layer has the pages of sliding-window layers.
+    fn is_swa(&self, layer: &LayerSpec) -> bool {
+        self.swa_pages > 0 && layer.mixer.sees().is_some()
+    }
+
+    /// Bytes of one page over all layers of a model that have such pages: the sliding-window layers, if `swa`, or the others.
+    fn page_bytes(&self, spec: &DecoderSpec, swa: bool) -> usize {
+        let layers = spec.layers.iter().filter(|layer| self.is_swa(layer) == swa);
+        let columns: usize = layers.map(|l| l.kv_cache_cols(self.dtype)).sum();
         columns * self.page_len * self.dtype.size()
     }
 
@@ -51,22 +70,27 @@ impl KvShape {
 
     /// Bytes of the whole cache.
     pub fn bytes(&self, spec: &DecoderSpec) -> usize {
-        self.page_bytes(spec).saturating_mul(self.pages).saturating_add(self.state_bytes(spec))
+        let pages = self.page_bytes(spec, false).saturating_mul(self.pages);
+        let swa_pages = self.page_bytes(spec, true).saturating_mul(self.swa_pages);
+        pages.saturating_add(swa_pages).saturating_add(self.state_bytes(spec))
     }
 }
 
 impl<B: Backend> KvPool<B> {
     /// Allocates the cache of a model.
     pub fn new(b: &B, spec: &DecoderSpec, shape: KvShape) -> Result<KvPool<B>> {
-        let KvShape { dtype, page_len, pages, state_rows } = shape;
-        let layer = |l| LayerCache::new(b, l, dtype, [pages, page_len], state_rows);
+        let KvShape { dtype, page_len, pages, swa_pages, state_rows } = shape;
+        let layer = |l| match shape.is_swa(l) {
+            false => LayerCache::new(b, l, dtype, [pages, page_len], state_rows),
+            true => Ok(LayerCache::new(b, l, dtype, [swa_pages, page_len], state_rows)?.with_swa_pages()),
+        };
         Ok(KvPool { layers: spec.layers.iter().map(layer).collect::<Result<_>>()? })
     }
 
     /// K and V of one page in each layer that has any, as rows of their tensors.
     fn rows(&self, page: usize) -> Vec<Tensor<B>> {
         let of = |layer: &LayerCache<B>| match layer {
-            LayerCache::Pages { k, v } => {
+            LayerCache::Pages { k, v, .. } => {
                 [Some(k), v.as_ref()].into_iter().flatten().map(|t| t.row_range(page..page + 1)).collect()
             }
             LayerCache::None | LayerCache::State { .. } => Vec::new(),

@@ -15,6 +15,7 @@ pub fn build(batch: &Batch, page_len: usize) -> Step {
         let rows = part.tokens.len();
         step.tokens.extend(&part.tokens);
         step.spans.push(Span { rows, start: part.start, pages: part.blocks.clone() });
+        step.swa_pages.extend(part.swa_blocks.clone());
         step.states.extend(part.state);
         let end = first + rows as u32;
         step.outputs.extend(match part.logits {

@@ -38,6 +38,8 @@ pub struct Runner<B: Backend> {
     replays: Option<Replays<B>>,
     draft: Option<DraftModel<B>>,
     page_len: usize,
+    /// Pages of the sliding-window layers, if these have their own.
+    swa_pages: usize,
     adapters: Adapters<B>,
 }
 
@@ -92,8 +94,9 @@ impl<B: Backend> Runner<B> {
         let replays = Replays::new(&b, decoder.spec(), shape)?;
         let allocated = if replays.is_some() { shape.with_scratch() } else { shape };
         let kv = KvPool::new(&b, decoder.spec(), allocated)?;
-        let (page_len, adapters) = (shape.page_len, Adapters::default());
-        Ok(Runner { b, encoder: None, decoder, kv, replays, draft: None, page_len, adapters })
+        let KvShape { page_len, swa_pages, .. } = shape;
+        let adapters = Adapters::default();
+        Ok(Runner { b, encoder: None, decoder, kv, replays, draft: None, page_len, swa_pages, adapters })
     }
 
     /// The same runner with a draft model that has the same vocabulary and was loaded for `context` tokens. Its K and V are
@@ -104,7 +107,7 @@ impl<B: Backend> Runner<B> {
         context: usize,
         shape: KvShape,
     ) -> Result<Runner<B>, Error> {
-        let kv = KvPool::new(&self.b, decoder.spec(), shape)?;
+        let kv = KvPool::new(&self.b, decoder.spec(), shape.of_draft_model())?;
         Ok(Runner { draft: Some(DraftModel { decoder, context, kv }), ..self })
     }
 
@@ -135,6 +138,13 @@ impl<B: Backend> Runner<B> {
     pub fn states_of(&self, sequence: usize, step: usize) -> Option<StateRows> {
         let row = |step: usize| (2 * sequence + step % 2) as u32;
         self.decoder.spec().is_recurrent().then(|| StateRows { from: row(step), to: row(step + 1) })
+    }
+
+    /// Pages of a sequence in the sliding-window layers, where no scheduler assigns them: each in the place of one that no
+    /// window reaches any more. `None` if these layers have no pages of their own.
+    pub fn swa_blocks_of(&self, pages: usize) -> Option<PageTable> {
+        let pages = || (0..pages).map(|page| (page % self.swa_pages) as u32).collect();
+        (self.swa_pages > 0).then(pages)
     }
 
     /// True if the model has an encoder.

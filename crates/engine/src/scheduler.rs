@@ -14,6 +14,11 @@
 //! where a prompt leaves what another sequence computed, after the last full page of an answer, and every
 //! [`SNAPSHOT_EVERY`] tokens while there are free rows. A step ends where a snapshot is due.
 //!
+//! Where sliding-window layers have pages of their own, there are enough of them for all slots, so that a sequence never waits
+//! for one. A sequence takes them step by step, and gives those back that no window reaches any more; their content stays
+//! attached to the pages of the other layers, for prefixes that end there, until the memory is needed: longest where others
+//! are likely to go on, at the end of a prompt or an answer, and where prompts part.
+//!
 //! Where the tokens that follow can be guessed and the step is expected to be worth it, a decoding sequence computes
 //! them as a draft with its last token, and keeps those that sampling chooses (speculative decoding).
 //!
@@ -40,7 +45,7 @@ mod seq;
 
 pub use draft_costs::{DraftCosts, DraftModelCost, StepCost};
 use model_guess::DraftModelRecord;
-use seq::{CrossKv, Seq};
+use seq::{CrossKv, Seq, SwaKv};
 
 /// Tokens between the snapshots of a long prompt that are made while there are free rows.
 pub const SNAPSHOT_EVERY: usize = 1024;
@@ -91,6 +96,8 @@ pub struct BatchPart {
     pub start: usize,
     /// Pages of the sequence, up to the one with the last of these tokens.
     pub blocks: PageTable,
+    /// Its pages in the sliding-window layers, if these have their own. Those that no window reaches are not its any more.
+    pub swa_blocks: Option<PageTable>,
     /// Rows of its recurrent state before and after the step, in a model that has any.
     pub state: Option<StateRows>,
     /// The tokens among these that need logits.
@@ -198,6 +205,7 @@ impl Scheduler {
         let slots = limits.slots.max(1);
         // A step of a sequence reads one row of states and writes another.
         let slots = if pool.has_states() { slots.min(pool.state_rows() / 2) } else { slots };
+        let slots = if pool.has_swa() { slots_with_swa(&pool, slots, limits.budget) } else { slots };
         // However many sequences decode, part of the budget is left for prefill.
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
         let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
@@ -241,9 +249,7 @@ impl Scheduler {
         }
         let model = self.limits.drafts.and_then(|drafts| drafts.model).map(|_| self.draft_model.new_guess());
         let seq = Seq::new(new, context, model);
-        if self.pool.has_states() {
-            self.running.iter_mut().for_each(|running| running.snapshot_for(&seq, page));
-        }
+        self.running.iter_mut().for_each(|running| running.keep_for(&seq, &self.pool));
         self.waiting.push_back(seq);
         Ok(())
     }
@@ -285,7 +291,9 @@ impl Scheduler {
 
     /// Checks that every page is accounted for.
     pub fn check(&self) -> Result<(), String> {
-        self.pool.check(self.running.iter().flat_map(Seq::held), self.running.iter().flat_map(Seq::states))
+        let running = || self.running.iter();
+        let swa = running().flat_map(|seq| seq.swa.held());
+        self.pool.check(running().flat_map(Seq::held), running().flat_map(Seq::states), swa)
     }
 
     /// Removes a sequence, finished or abandoned, and frees its pages.
@@ -306,6 +314,11 @@ impl Scheduler {
     fn give_back(&mut self, seq: &Seq) {
         seq.settle_snapshot(&mut self.pool);
         seq.states().for_each(|row| self.pool.give_back_state(row));
+        // The next turn goes on from here.
+        for page in seq.swa.held() {
+            self.pool.keep_swa(page);
+            self.pool.give_back_swa(page);
+        }
         self.pool.give_back(&seq.held());
     }
 
@@ -320,6 +333,11 @@ impl Scheduler {
         for (seq, rows) in self.running.iter_mut().zip(shares).filter(|(_, rows)| *rows > 0) {
             if self.pool.has_states() && seq.next_state.is_none() {
                 seq.next_state = self.pool.take_state();
+            }
+            let end = seq.computed + rows + seq.draft.len();
+            if self.pool.has_swa() && !seq.swa.extend(end, &mut self.pool) {
+                debug_assert!(false, "there are too few SWA pages for all slots");
+                continue;
             }
             parts.push(seq.part(rows, page_len));
         }
@@ -420,7 +438,8 @@ impl Scheduler {
             let shared = r.shared_with(seq, page);
             match self.pool.has_states() {
                 true => r.snapshots.iter().any(|at| (have + 1..=shared).contains(at)),
-                false => shared > have,
+                // Of what is published already it can get no more.
+                false => shared > have && r.published * page < shared,
             }
         })
     }
@@ -449,6 +468,7 @@ impl Scheduler {
         let Some(mut seq) = self.waiting.remove(i) else { return false };
         prefix.blocks.iter().chain(&encoded).for_each(|b| self.pool.lend(*b));
         prefix.state.iter().for_each(|row| self.pool.lend_state(*row));
+        prefix.swa.iter().for_each(|page| self.pool.lend_swa(*page));
         seq.state = prefix.state;
         seq.computed = prefix.blocks.len() * page;
         seq.published = prefix.blocks.len();
@@ -459,8 +479,12 @@ impl Scheduler {
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
         if self.pool.has_states() {
             seq.plan_snapshots(prefix.published * page, page);
-            self.waiting.iter().for_each(|other| seq.snapshot_for(other, page));
         }
+        if self.pool.has_swa() {
+            seq.swa = SwaKv::new(seq.published, &prefix.swa);
+            seq.plan_swa_ends(prefix.published * page, page);
+        }
+        self.waiting.iter().for_each(|other| seq.keep_for(other, &self.pool));
         if let Some(cross) = &mut seq.cross {
             cross.encoded = fresh_cross == 0;
             cross.blocks = encoded.into_iter().collect();
@@ -596,14 +620,30 @@ impl Scheduler {
             let at = seq.published * page;
             let (block, tokens) = (BlockId(seq.blocks[seq.published]), &seq.tokens[at..at + page]);
             let published = self.pool.publish(block, seq.after, tokens);
+            if let Some(swa) = seq.swa.page(seq.published) {
+                self.pool.publish_swa(published.block, swa);
+            }
             (seq.after, last) = (published.chain, Some(published.block));
             seq.published += 1;
+        }
+        if self.pool.has_swa() {
+            seq.swa.keep(seq.computed, &mut self.pool);
+            seq.swa.release(seq.computed, &mut self.pool);
         }
         if let Some((block, row)) = last.zip(seq.state).filter(|_| seq.computed.is_multiple_of(page)) {
             seq.snapshot(block, row, &mut self.pool);
         }
         self.record_draft_kv(at);
     }
+}
+
+/// Slots for which there are enough pages of the sliding-window layers.
+fn slots_with_swa(pool: &BlockPool, slots: usize, budget: usize) -> usize {
+    let needed = |slots: usize| {
+        let step = budget.max(2 * slots);
+        pool.window().pages_needed(slots, step, pool.page_len())
+    };
+    (1..=slots).rev().find(|slots| needed(*slots) <= pool.swa_pages()).unwrap_or(1)
 }
 
 /// True if moving one slot from a client with `most` to one with `few` makes the shares more even.

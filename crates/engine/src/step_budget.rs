@@ -143,9 +143,10 @@ fn part<B: Backend>(
     logits: LogitsRows,
     page_len: usize,
 ) -> BatchPart {
-    let blocks = (0..(start + tokens).div_ceil(page_len) as u32).collect();
+    let pages = (start + tokens).div_ceil(page_len);
+    let (blocks, swa_blocks) = ((0..pages as u32).collect(), runner.swa_blocks_of(pages));
     let (id, tokens, drafted, state) = (SeqId(0), vec![0; tokens], 0, runner.states_of(0, 0));
-    BatchPart { id, tokens, drafted, start, blocks, state, logits, lora: None, cross: None }
+    BatchPart { id, tokens, drafted, start, blocks, swa_blocks, state, logits, lora: None, cross: None }
 }
 
 #[cfg(test)]

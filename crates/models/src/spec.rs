@@ -170,6 +170,12 @@ impl DecoderSpec {
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.mixer.gated_delta().is_some())
     }
+
+    /// Most positions that a token attends to in the layers in which it does not attend to all before it (sliding windows,
+    /// chunked attention); `None` if there are none.
+    pub fn swa_window(&self) -> Option<usize> {
+        self.layers.iter().filter_map(|layer| layer.mixer.sees()).max()
+    }
 }
 
 impl<M, F> LayerSpec<M, F> {

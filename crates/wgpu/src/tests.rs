@@ -131,7 +131,7 @@ fn attention(b: &Wgpu, dtype: DType) -> Vec<f32> {
     let mut out = Vec::new();
     for (start, rows) in [(0, tokens - 5), (tokens - 5, 5)] {
         let spans = vec![Span { rows, start, pages: pages.clone().into() }];
-        let step = Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: vec![], page_len };
+        let step = Step { tokens: vec![0; rows], spans, page_len, ..Step::default() };
         let plan = StepPlan::new(b, step).unwrap();
         let up = |seed, cols: usize| {
             b.upload(&numbers(seed, tokens * cols)[start * cols..(start + rows) * cols], rows, cols).unwrap()
@@ -169,7 +169,7 @@ fn segments_are_merged_alike() {
         // The pages say how many segments there may be.
         let table = pages[..(start + rows).div_ceil(page_len)].to_vec().into();
         let spans = vec![Span { rows, start, pages: table }];
-        let step = Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: vec![], page_len };
+        let step = Step { tokens: vec![0; rows], spans, page_len, ..Step::default() };
         let plan = StepPlan::new(&b, step).unwrap();
         let up = |i: usize, cols: usize| {
             b.upload(&numbers[i][start * cols..(start + rows) * cols], rows, cols).unwrap()
@@ -426,7 +426,7 @@ fn a_cache_that_cannot_be_is_refused() {
     let heads = Heads { q: 1, kv: 1, dim: 3 };
     let (k, v) = (b.alloc(DType::F16, 2, 12).unwrap(), b.alloc(DType::F16, 2, 12).unwrap());
     let spans = vec![Span { rows: 1, start: 0, pages: vec![1].into() }];
-    let step = Step { tokens: vec![0], spans, states: Vec::new(), outputs: vec![], page_len: 4 };
+    let step = Step { tokens: vec![0], spans, page_len: 4, ..Step::default() };
     let plan = StepPlan::new(&b, step).unwrap();
     let x = b.upload(&[1.0f32; 3], 1, 3).unwrap();
     let kv = LayerKv { k: &k, v: Some(&v) };

@@ -44,6 +44,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     settings.check().map_err(Failed::new)?;
     let disk = DiskCache::new(sources, args.cache_disk.clone(), args.cache_disk_size)?;
     let ram_cache = sources.get("cache-ram", args.cache_ram, 0)?.value;
+    let swa_full = sources.get("swa-full", args.swa_full.then_some(true), false)?.value;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // A port that is in use should not cost the loading of a model.
     let listener = runtime.block_on(listen(&host, port))?;
@@ -99,6 +100,8 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         args.lora_dir.as_ref().map_or(0, |_| args.lora_memory.unwrap_or(512).saturating_mul(1 << 20));
     config.adapter_room = lora::bytes(&adapters).saturating_add(for_clients);
     config.ram_cache = ram_cache.saturating_mul(1 << 20);
+    // What is saved of a page is all layers'.
+    config.swa_full = swa_full || ram_cache > 0 || disk.is_some();
     let names = std::iter::once(loaded.name.clone()).chain(args.alias).collect();
     let handle = loaded.start(&config, names, &Notice::log)?;
     lora::load(&handle, adapters)?;

@@ -53,7 +53,8 @@ fn logits<B: Backend>(b: &B, model: &Model, adapter: Option<&Path>, computed: im
         let adapter = Rc::new(decoder.adapter(b, &file).unwrap());
         LoraRows { rows: 0..tokens.len(), adapter, scale: 1.0 }
     });
-    let step = Step { tokens, spans, states, outputs: vec![3, TOKENS - 1], page_len: PAGE };
+    let step =
+        Step { tokens, spans, states, outputs: vec![3, TOKENS - 1], page_len: PAGE, ..Step::default() };
     let plan = StepPlan::new(b, step).unwrap().adapted(adapted.into_iter().collect()).unwrap();
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
     computed(b);

@@ -2,13 +2,13 @@ use half::{bf16, f16};
 
 use super::oracle::{self, Attention, Normed, Rounding};
 use super::{Bench, Bounded, Host, Outcome, text};
-use crate::ops::{Attend, KvWrite, LatentWrite, QkvPrep};
+use crate::ops::{ATTEND_TILE, Attend, KvWrite, LatentWrite, QkvPrep};
 use crate::{
-    AttnSpec, Backend, DType, Heads, LayerKv, Norm, NormKind, QkNorm, RopePairs, RopeTable, Span, Step,
-    StepPlan, Tensor, compose,
+    AttnSpec, Backend, DType, Heads, LayerKv, Norm, NormKind, QkNorm, Reading, RopePairs, RopeTable, Span,
+    Step, StepPlan, Tensor, compose,
 };
 
-cases!(attend attend_alone attend_keys_as_values qkv_prep latent_write);
+cases!(attend attend_alone attend_window attend_keys_as_values qkv_prep latent_write);
 
 /// Sequences with Q, K and V for all their positions, and the steps that compute parts of them.
 struct Sequences {
@@ -59,7 +59,7 @@ impl Sequences {
         };
         let spans: Vec<Span> = parts.iter().map(span).collect();
         let tokens = vec![0; spans.iter().map(|s| s.rows).sum()];
-        Step { tokens, spans, states: Vec::new(), outputs: Vec::new(), page_len: self.page_len }
+        Step { tokens, spans, page_len: self.page_len, ..Step::default() }
     }
 
     fn gather(&self, from: &[Host], parts: &[(usize, std::ops::Range<usize>)]) -> Host {
@@ -294,6 +294,56 @@ fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
                         t.same((heads, dtype, &spec, i, cut), &part, &same)?;
                     }
                     first += n;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What is before the tile in which the window of a step's first token begins is not read: its pages may have been freed, and
+/// hold anything.
+fn attend_window<B: Backend>(t: &Bench<'_, B>) -> Outcome {
+    for (heads, page_len, len) in
+        [(Heads { q: 4, kv: 2, dim: 12 }, 4, 201), (Heads { q: 6, kv: 2, dim: 64 }, 16, 790)]
+            .into_iter()
+            .take(t.suite.sizes / 2)
+    {
+        let s = Sequences::new(heads, page_len, &[len]);
+        for (spec, reach) in [
+            (AttnSpec { window: Some(9), ..plain() }, 9),
+            (AttnSpec { window: Some(40), ..plain() }, 40),
+            (AttnSpec { chunk: Some(20), ..plain() }, 20),
+        ] {
+            for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
+                let cache = Cache::new(t, &s, dtype)?;
+                attend_parts(t, &s, &cache, &spec, &[(0, 0..len)])?;
+                // One page more, all NaN.
+                let freed = s.page_count();
+                let with_freed = |from: &Tensor<B>| {
+                    let all = t.b.alloc(dtype, freed + 1, from.cols()).map_err(text)?;
+                    let mut bytes = vec![0xff; all.bytes()];
+                    let (to, from) = (&mut bytes[..from.bytes()], from);
+                    t.b.read(&mut [Reading { from, to }]).map_err(text)?;
+                    t.b.write(&all, &bytes).map_err(text)?;
+                    Ok::<_, String>(all)
+                };
+                let v = cache.v.as_ref().map(with_freed).transpose()?;
+                let other = Cache { k: with_freed(&cache.k)?, v };
+                for rows in [len - 1..len, len / 2..len / 2 + 7, len - 60..len] {
+                    let q = t.up(&s.gather(&s.q, &[(0, rows.clone())]))?;
+                    let mut step = s.step(&[(0, rows.clone())]);
+                    let run = |cache: &Cache<B>, step: &Step| {
+                        let plan = StepPlan::new(t.b, step.clone()).map_err(text)?;
+                        let op = Attend { q: &q, heads, spec: &spec, kv: cache.kv(), plan: &plan };
+                        t.b.run(op).map_err(text)
+                    };
+                    let want = run(&cache, &step)?;
+                    let first = (rows.start + 1).saturating_sub(reach);
+                    let gone = first / ATTEND_TILE * ATTEND_TILE / page_len;
+                    let pages = step.spans[0].pages.iter().skip(gone).copied();
+                    step.spans[0].pages = std::iter::repeat_n(freed as u32, gone).chain(pages).collect();
+                    t.same((heads, dtype, &spec, rows), &run(&other, &step)?, &want)?;
                 }
             }
         }

@@ -147,7 +147,7 @@ fn states<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     let plan = |states: &[(u32, u32)]| {
         let spans = vec![Span { rows: 1, start: 1, pages: vec![0].into() }; 2];
         let states = states.iter().map(|(from, to)| StateRows { from: *from, to: *to }).collect();
-        StepPlan::new(t.b, Step { tokens: vec![0; 2], spans, states, outputs: Vec::new(), page_len: 4 })
+        StepPlan::new(t.b, Step { tokens: vec![0; 2], spans, states, page_len: 4, ..Step::default() })
     };
     for states in [&[(0, 1)][..], &[(0, 1), (2, 1)], &[(0, 0), (1, 2)], &[(0, 1), (1, 2)]] {
         let made = plan(states);

@@ -42,7 +42,7 @@ fn plan<B: Backend>(t: &Bench<'_, B>, parts: &[Part], turns: &mut [usize]) -> Re
     };
     let states = parts.iter().map(state).collect();
     let tokens = vec![0; spans.iter().map(|s| s.rows).sum()];
-    let step = Step { tokens, spans, states, outputs: Vec::new(), page_len: 64 };
+    let step = Step { tokens, spans, states, page_len: 64, ..Step::default() };
     StepPlan::new(t.b, step).map_err(text)
 }
 

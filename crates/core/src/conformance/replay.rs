@@ -19,8 +19,11 @@ const PAGE: usize = 4;
 const PAGES: usize = 5;
 /// The steps in which each sequence decodes: one at a time in the first and the last steps, up to four between.
 const SEQUENCES: [std::ops::Range<usize>; 4] = [0..18, 3..9, 5..14, 4..24];
-const SCRATCH: Scratch =
-    Scratch { page: (SEQUENCES.len() * PAGES) as u32, state: Some(2 * SEQUENCES.len() as u32) };
+const SCRATCH: Scratch = Scratch {
+    page: (SEQUENCES.len() * PAGES) as u32,
+    swa_page: Some(0),
+    state: Some(2 * SEQUENCES.len() as u32),
+};
 
 /// Weights of a layer with attention, a recurrent state and a linear layer.
 struct Layer<B: Backend> {
@@ -34,6 +37,8 @@ struct Layer<B: Backend> {
 
 /// A layer's KV cache, and recurrent states, which begin as garbage.
 struct Caches<B: Backend> {
+    /// True if the KV cache has the pages of sliding-window layers.
+    swa: bool,
     k: Tensor<B>,
     v: Tensor<B>,
     window: Tensor<B>,
@@ -69,8 +74,9 @@ impl<B: Backend> Layer<B> {
         let [q, k, v] = self.tables.each_ref().map(embed);
         let (q, k, v) = (q?, k?, v?);
         let kv = LayerKv { k: &caches.k, v: Some(&caches.v) };
-        b.run(KvWrite { k: &k, v: Some(&v), heads: HEADS, kv, plan })?;
-        let x = b.run(Attend { q: &q, heads: HEADS, spec: &self.spec, kv, plan })?; // [rows, 32]
+        let pages = plan.of_cache(caches.swa)?;
+        b.run(KvWrite { k: &k, v: Some(&v), heads: HEADS, kv, plan: pages })?;
+        let x = b.run(Attend { q: &q, heads: HEADS, spec: &self.spec, kv, plan: pages })?; // [rows, 32]
         let y = b.run(CausalConv { x: &x, weight: &self.conv, window: &caches.window, plan })?;
         let qk = y.col_range(0..12);
         let (v, gates) = (y.col_range(12..28), y.col_range(28..32));
@@ -89,12 +95,12 @@ impl<B: Backend> Layer<B> {
 }
 
 impl<B: Backend> Caches<B> {
-    fn new(t: &Bench<'_, B>) -> Result<Caches<B>, String> {
-        let pages =
-            || t.b.zeros(DType::F16, SEQUENCES.len() * PAGES + 1, PAGE * HEADS.kv_cols()).map_err(text);
+    fn new(t: &Bench<'_, B>, swa: bool) -> Result<Caches<B>, String> {
+        let count = SEQUENCES.len() * PAGES + 1;
+        let pages = || t.b.zeros(DType::F16, count, PAGE * HEADS.kv_cols()).map_err(text);
         let states = |cols| t.up(&Host::random(77, 2 * SEQUENCES.len() + 1, cols).map(|x| 1e3 * x));
         let (window, states) = (states(2 * HEADS.q_cols())?, states(DELTA.state_len())?);
-        Ok(Caches { k: pages()?, v: pages()?, window, states })
+        Ok(Caches { swa, k: pages()?, v: pages()?, window, states })
     }
 }
 
@@ -106,6 +112,9 @@ fn step(at: usize) -> Step {
         let pages: PageTable = (0..=start / PAGE).map(|page| (i * PAGES + PAGES - 1 - page) as u32).collect();
         Span { rows: 1, start, pages }
     };
+    let swa = |&(i, start): &(usize, usize)| {
+        (0..=start / PAGE).map(|page| (1 + page * SEQUENCES.len() + i) as u32).collect()
+    };
     let states = |&(i, start): &(usize, usize)| {
         let row = |n: usize| (2 * i + n % 2) as u32;
         StateRows { from: row(start), to: row(start + 1) }
@@ -113,6 +122,7 @@ fn step(at: usize) -> Step {
     Step {
         tokens: parts.iter().map(|(i, start)| ((13 * i + 7 * start) % 64) as u32).collect(),
         spans: parts.iter().map(span).collect(),
+        swa_pages: parts.iter().map(swa).collect(),
         states: parts.iter().map(states).collect(),
         outputs: (0..parts.len() as u32).collect(),
         page_len: PAGE,
@@ -127,9 +137,9 @@ struct Captured<B: Backend> {
 }
 
 /// Captures steps of two sizes, which are launched in turns, twice each, which changes nothing; other work is done between
-/// them.
+/// them. The layer has pages of its own, and those of all layers in the steps that it is compared with.
 fn replay<B: Backend>(t: &Bench<'_, B>) -> Outcome {
-    let (layer, plain, ours) = (Layer::new(t)?, Caches::new(t)?, Caches::new(t)?);
+    let (layer, plain, ours) = (Layer::new(t)?, Caches::new(t, false)?, Caches::new(t, true)?);
     let mut captured: [Option<Captured<B>>; 2] = [None, None];
     for at in 0..SEQUENCES.iter().map(|steps| steps.end).max().unwrap_or(0) {
         let (step, n) = (step(at), step(at).spans.len());

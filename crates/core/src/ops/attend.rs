@@ -2,6 +2,10 @@ use super::kv::check_kv;
 use super::{Check, Op, Required};
 use crate::{AttnSpec, DType, Heads, LayerKv, Memory, Result, StepPlan, Tensor};
 
+/// Devices may read the cache in tiles of this many positions, which begin at multiples of it: positions that no window reaches
+/// are read too, with weight 0, if a window reaches others of their tile. NaN there would show; others are not read.
+pub const ATTEND_TILE: usize = 64;
+
 /// Paged attention of the step's tokens over the KV cache of their sequences.
 ///
 /// One op covers prefill, decode and any mix: spans of any length, read through page tables. A contiguous cache is

@@ -32,7 +32,7 @@ mod topk;
 use std::fmt;
 
 pub use activate::Activate;
-pub use attend::Attend;
+pub use attend::{ATTEND_TILE, Attend};
 pub use causal_conv::{CausalConv, MAX_KERNEL};
 pub use dequant::Dequant;
 pub use eltwise::{Eltwise, EltwiseOp};

@@ -18,6 +18,8 @@ pub struct DecodeRoom {
 pub struct Scratch {
     /// A KV cache page.
     pub page: u32,
+    /// A page of the sliding-window layers, if they have their own.
+    pub swa_page: Option<u32>,
     /// A row of recurrent states, if there are any. All such rows begin a sequence with the same token, so that they write
     /// the same there, and read nothing.
     pub state: Option<u32>,
@@ -39,7 +41,8 @@ impl<B: Memory> DecodePlan<B> {
     pub fn new(b: &B, room: DecodeRoom, scratch: Scratch, page_len: usize) -> Result<DecodePlan<B>> {
         let DecodeRoom { rows, pages } = room;
         let states = if scratch.state.is_some() { 2 * rows } else { 0 };
-        let all = b.alloc(DType::U32, 1, 3 * rows + 2 * rows + 1 + states + rows + rows * pages)?;
+        let swa = usize::from(scratch.swa_page.is_some());
+        let all = b.alloc(DType::U32, 1, (6 + swa) * rows + 1 + states + (1 + swa) * rows * pages)?;
         let host = Step { page_len, ..Step::default() };
         Ok(DecodePlan { plan: StepPlan::within(&all, host, 0, 0), all, room, scratch, page_len })
     }
@@ -53,19 +56,30 @@ impl<B: Memory> DecodePlan<B> {
         let before = std::mem::take(&mut self.plan.host);
         let numbers = step.numbers(0);
         b.write(&self.all.matrix(0, 1, numbers.len()), bytemuck::cast_slice(&numbers))?;
-        let tables = self.all.len() - rows * pages;
-        let is_new = |row: &usize| before.spans.get(*row).is_none_or(|s| s.pages != step.spans[*row].pages);
+        let mut first = self.all.len() - step.tables().count() * rows * pages;
+        let mut before = before.tables();
+        for tables in step.tables() {
+            self.write_tables(b, first, &before.next().unwrap_or_default(), &tables)?;
+            first += rows * pages;
+        }
+        self.plan = StepPlan::within(&self.all, step, pages, rows);
+        Ok(&self.plan)
+    }
+
+    /// Writes the page tables, which stand behind that number, that are not the ones before.
+    fn write_tables(&self, b: &B, at: usize, before: &[&PageTable], tables: &[&PageTable]) -> Result<()> {
+        let (rows, pages) = (self.room.rows, self.room.pages);
+        let is_new = |row: &usize| before.get(*row) != Some(&tables[*row]);
         let mut row = 0;
         while let Some(first) = (row..rows).find(is_new) {
             let end = (first..rows).find(|row| !is_new(row)).unwrap_or(rows);
             let mut changed = Vec::with_capacity((end - first) * pages);
-            add_tables(&mut changed, &step.spans[first..end], pages);
-            let to = self.all.matrix(tables + first * pages, 1, changed.len());
+            add_tables(&mut changed, &tables[first..end], pages);
+            let to = self.all.matrix(at + first * pages, 1, changed.len());
             b.write(&to, bytemuck::cast_slice(&changed))?;
             row = end;
         }
-        self.plan = StepPlan::within(&self.all, step, pages, rows);
-        Ok(&self.plan)
+        Ok(())
     }
 
     /// The plan of the step that it was refilled with last.
@@ -78,11 +92,13 @@ impl<B: Memory> DecodePlan<B> {
         step.check()?;
         let (DecodeRoom { rows, pages }, mut step) = (self.room, step);
         let count = step.spans.len();
-        let fits = |span: &Span| span.rows == 1 && span.pages.len() <= pages;
-        let states = if self.scratch.state.is_some() { count } else { 0 };
+        let is_decode = |span: &Span| span.rows == 1;
+        let of_all = |has: bool| if has { count } else { 0 };
         if count > rows
-            || !step.spans.iter().all(fits)
-            || step.states.len() != states
+            || !step.spans.iter().all(is_decode)
+            || step.most_pages() > pages
+            || step.swa_pages.len() != of_all(self.scratch.swa_page.is_some())
+            || step.states.len() != of_all(self.scratch.state.is_some())
             || step.outputs.len() > rows
             || step.page_len != self.page_len
         {
@@ -93,6 +109,9 @@ impl<B: Memory> DecodePlan<B> {
         let table = PageTable::from(vec![self.scratch.page]);
         step.tokens.resize(rows, 0);
         step.spans.resize(rows, Span { rows: 1, start: 0, pages: table });
+        if let Some(page) = self.scratch.swa_page {
+            step.swa_pages.resize(rows, PageTable::from(vec![page]));
+        }
         if let Some(state) = self.scratch.state {
             step.states.resize(rows, StateRows { from: state, to: state });
         }
@@ -154,15 +173,19 @@ mod tests {
     }
 
     const ROOM: DecodeRoom = DecodeRoom { rows: 4, pages: 3 };
-    const SCRATCH: Scratch = Scratch { page: 50, state: Some(20) };
+    const SCRATCH: Scratch = Scratch { page: 50, swa_page: Some(40), state: Some(20) };
+    /// The pages of sliding-window layers, that much behind the others.
+    const SWA: u32 = 12;
 
     /// A step in which sequences of so many tokens decode, in pages of 4 tokens.
     fn step(tables: &[(usize, &PageTable)]) -> Step {
         let span = |&(start, pages): &(usize, &PageTable)| Span { rows: 1, start, pages: pages.clone() };
+        let swa = |(_, pages): &(usize, &PageTable)| pages.iter().map(|page| page + SWA).collect();
         let count = tables.len() as u32;
         Step {
             tokens: (0..count).map(|i| 30 + i).collect(),
             spans: tables.iter().map(span).collect(),
+            swa_pages: tables.iter().map(swa).collect(),
             states: (0..count).map(|i| StateRows { from: 2 * i, to: 2 * i + 1 }).collect(),
             outputs: (0..count).collect(),
             page_len: 4,
@@ -172,6 +195,14 @@ mod tests {
     /// The refilled plan begins with the numbers of a plan made for the step alone.
     fn compare(b: &Host, got: &StepPlan<Host>, step: &Step) {
         let want = StepPlan::new(b, step.clone()).unwrap();
+        compare_pages(b, got, &want, SCRATCH.page);
+        if !step.spans.is_empty() {
+            compare_pages(b, got.of_cache(true).unwrap(), want.of_cache(true).unwrap(), 40);
+        }
+    }
+
+    fn compare_pages(b: &Host, got: &StepPlan<Host>, want: &StepPlan<Host>, scratch: u32) {
+        let step = want.host();
         let read = |t: &Tensor<Host>| b.download::<u32>(t).unwrap();
         let rows = step.tokens.len();
         let pairs = [
@@ -194,11 +225,12 @@ mod tests {
         }
         // Rows without a sequence begin one on the scratch page.
         for row in rows..ROOM.rows {
-            assert_eq!((read(&got.positions)[row], read(&got.slots)[row], read(&got.lens)[row]), (0, 200, 1));
-            assert_eq!(read(&got.pages)[row * ROOM.pages], SCRATCH.page);
+            let (slot, len) = (read(&got.slots)[row], read(&got.lens)[row]);
+            assert_eq!((read(&got.positions)[row], slot, len), (0, 4 * scratch, 1));
+            assert_eq!(read(&got.pages)[row * ROOM.pages], scratch);
             assert_eq!((got_states[row], got_states[ROOM.rows + row]), (20, 20));
         }
-        let scratch = (rows < ROOM.rows).then_some((SCRATCH.page, 20));
+        let scratch = (rows < ROOM.rows).then_some((scratch, 20));
         assert_eq!(got.max_page(), want.max_page().max(scratch.map(|s| s.0)));
         assert_eq!(got.max_state(), want.max_state().max(scratch.map(|s| s.1)));
     }
@@ -209,7 +241,7 @@ mod tests {
         let mut plan = DecodePlan::new(&b, ROOM, SCRATCH, 4).unwrap();
         let (a, mut c, d) =
             (PageTable::from(vec![7, 3]), PageTable::from(vec![9]), PageTable::from(vec![1, 2, 4]));
-        let numbers = (3 * 4 + 5 + 4 + 2 * 4) * 4;
+        let numbers = (4 * 4 + 5 + 4 + 2 * 4) * 4;
         let table = 4 * ROOM.pages;
         let mut refill = |tables: &[(usize, &PageTable)], changed: usize| {
             let step = step(tables);
@@ -220,8 +252,10 @@ mod tests {
             // `compare` has uploaded the step once more, by itself.
             let alone = [&fresh.tokens, &fresh.positions, &fresh.slots, &fresh.starts, &fresh.lens];
             let alone = alone.into_iter().chain([&fresh.states, &fresh.outputs, &fresh.pages]);
+            let swa = fresh.of_cache(true).ok().filter(|_| !tables.is_empty());
+            let alone = alone.chain(swa.iter().flat_map(|swa| [&swa.slots, &swa.pages]));
             let alone: usize = alone.map(Tensor::bytes).sum();
-            assert_eq!(new - alone, numbers + 4 * step.outputs.len() + changed * table);
+            assert_eq!(new - alone, numbers + 4 * step.outputs.len() + 2 * changed * table);
         };
         refill(&[(5, &a), (2, &c)], 4);
         refill(&[(6, &a), (3, &c)], 0);
@@ -252,6 +286,9 @@ mod tests {
             step(&[(5, &long)]),
             two,
             Step { states: Vec::new(), ..good.clone() },
+            Step { swa_pages: Vec::new(), ..good.clone() },
+            Step { swa_pages: vec![long.clone()], ..good.clone() },
+            Step { swa_pages: vec![PageTable::default()], ..good.clone() },
             Step { page_len: 8, ..good.clone() },
             Step { outputs: vec![1], ..good.clone() },
         ];
@@ -260,7 +297,7 @@ mod tests {
             assert!(matches!(made, Err(Error::Shape { op: "step", .. })), "{step:?} gave {made:?}");
         }
         plan.refill(&b, good.clone()).unwrap();
-        for writes in 0..2 {
+        for writes in 0..3 {
             b.writes_left.set(Some(writes));
             let other = PageTable::from(vec![6, 5]);
             assert!(plan.refill(&b, step(&[(5, &other)])).is_err());

@@ -38,6 +38,7 @@ mod weights;
 use std::ops::Range;
 
 use tallow_core::Heads;
+use tallow_core::ops::ATTEND_TILE;
 
 use bytes::{Bytes, FromBytes};
 pub(crate) use codes::{magnitude, scale_of, to_f8, to_i8};
@@ -57,6 +58,7 @@ const BLOCK: usize = 16;
 /// Positions whose blocks are read concurrently, one stream per block: a single stream does not saturate memory
 /// bandwidth.
 const TILE: usize = 4 * BLOCK;
+const _: () = assert!(ATTEND_TILE.is_multiple_of(TILE));
 /// Positions per softmax segment.
 const SEGMENT: usize = 256;
 /// Blocks per segment.

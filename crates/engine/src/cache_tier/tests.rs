@@ -26,7 +26,7 @@ fn open(folder: &Path) -> (Runner<Cpu>, Scheduler, CacheTier) {
     let model = Model::open(&golden("gguf-models/qwen3.5-bf16.gguf")).unwrap();
     let b = Cpu::new(Isa::best(), 1).unwrap();
     let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 16, state_rows: ROWS };
+    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 16, swa_pages: 0, state_rows: ROWS };
     let runner = Runner::new(b, decoder, shape).unwrap();
     let limits = Limits { context: 64, slots: 2, budget: 32, decode_budget: 32, all_logits: 8, drafts: None };
     let mut scheduler = Scheduler::new(limits, BlockPool::with_states(16, 4, ROWS));

@@ -39,7 +39,8 @@ impl<B: Backend> Replays<B> {
             return Ok(None);
         }
         let state = spec.is_recurrent().then_some(shape.state_rows as u32);
-        let scratch = Scratch { page: shape.pages as u32, state };
+        let swa_page = (shape.swa_pages > 0).then_some(shape.swa_pages as u32);
+        let scratch = Scratch { page: shape.pages as u32, swa_page, state };
         Ok(Some(Replays { scratch, page_len: shape.page_len, captured: RefCell::default() }))
     }
 
@@ -218,6 +219,7 @@ mod tests {
             drafted: 0,
             start: 40,
             blocks: (0..4).collect(),
+            swa_blocks: None,
             state: None,
             logits: LogitsRows::Last,
             lora: None,
@@ -239,7 +241,7 @@ mod tests {
         for (says, rows, forwards, launched) in expected {
             let b = Device { says, ..Device::default() };
             assert!(b.capture(&mut || Ok(())).unwrap().is_some());
-            let scratch = Scratch { page: 99, state: None };
+            let scratch = Scratch { page: 99, swa_page: None, state: None };
             let replays = Replays { scratch, page_len: 16, captured: RefCell::default() };
             let calls = Cell::new(0);
             let forward = |plan: &StepPlan<Device>| {
@@ -261,7 +263,7 @@ mod tests {
     #[test]
     fn a_step_that_fails_is_captured_anew() {
         let mut b = Device { says: Says::Broken, asked: Cell::new(true), ..Device::default() };
-        let scratch = Scratch { page: 99, state: None };
+        let scratch = Scratch { page: 99, swa_page: None, state: None };
         let replays = Replays { scratch, page_len: 16, captured: RefCell::default() };
         let run = |b: &Device| {
             let forward = |plan: &StepPlan<Device>| b.alloc(DType::F32, plan.host().tokens.len(), 8);

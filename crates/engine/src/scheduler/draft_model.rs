@@ -55,6 +55,7 @@ impl Seq {
             drafted: 0,
             start,
             blocks,
+            swa_blocks: None,
             state: None,
             logits,
             lora: None,

@@ -7,7 +7,7 @@ use tallow_core::{PageTable, StateRows};
 use super::model_guess::{DraftModelRecord, ModelGuess};
 use super::prompt_lookup::PromptLookup;
 use super::{BatchPart, ClientId, CrossPart, LogitsRows, NewSeq, SNAPSHOT_EVERY, SeqId};
-use crate::block_pool::{BlockId, BlockPool, Chain, StateRow};
+use crate::block_pool::{BlockId, BlockPool, Chain, StateRow, SwaPage};
 use crate::encoder_input::{EncoderOutput, InputDigest};
 use crate::lora::LoraRef;
 
@@ -23,6 +23,8 @@ pub(super) struct Seq {
     /// Tokens whose K and V are in the KV cache, or will be after the step that is under way.
     pub(super) computed: usize,
     pub(super) blocks: PageTable,
+    /// Pages of the sliding-window layers, if these have their own.
+    pub(super) swa: SwaKv,
     /// Cross-attention, in a model with an encoder.
     pub(super) cross: Option<CrossKv>,
     /// Row of its recurrent state after the computed tokens; `None` at its start, and in a model without.
@@ -51,6 +53,70 @@ pub(super) struct Seq {
     pub(super) cached: Option<usize>,
 }
 
+/// K and V of a sequence in the sliding-window layers, if these have pages of their own.
+#[derive(Debug, Default)]
+pub(super) struct SwaKv {
+    blocks: PageTable,
+    /// The pages before were given back: no window reaches them any more.
+    first: usize,
+    /// Positions after which other sequences are likely to go on: what a window reaches from there is kept for them.
+    ends: BTreeSet<usize>,
+}
+
+impl SwaKv {
+    /// Pages of a sequence that begins with a prefix of so many pages, the last of which are these.
+    pub(super) fn new(prefix: usize, swa: &[SwaPage]) -> SwaKv {
+        let first = prefix - swa.len();
+        // What is not reached is not read.
+        let blocks = std::iter::repeat_n(0, first).chain(swa.iter().map(|page| page.0)).collect();
+        SwaKv { blocks, first, ends: BTreeSet::new() }
+    }
+
+    /// Keeps what a window reaches from the ends up to `position`.
+    pub(super) fn keep(&mut self, position: usize, pool: &mut BlockPool) {
+        while let Some(end) = self.ends.pop_first() {
+            if end > position {
+                self.ends.insert(end);
+                return;
+            }
+            let pages = pool.first_reached(end)..end / pool.page_len();
+            pages.filter_map(|at| self.page(at)).for_each(|page| pool.keep_swa(page));
+        }
+    }
+
+    /// Takes pages for all tokens up to `end`. Returns whether there were enough.
+    pub(super) fn extend(&mut self, end: usize, pool: &mut BlockPool) -> bool {
+        let need = end.div_ceil(pool.page_len());
+        let fresh = (self.blocks.len()..need).map_while(|_| pool.take_swa());
+        self.blocks.extend(fresh.map(|page| page.0));
+        self.blocks.len() >= need
+    }
+
+    /// The page number `at`, unless it was given back.
+    pub(super) fn page(&self, at: usize) -> Option<SwaPage> {
+        self.blocks.get(at).filter(|_| at >= self.first).map(|page| SwaPage(*page))
+    }
+
+    /// Gives back the pages that the window of the token at `position` does not reach, nor that of a sequence that goes on after
+    /// the last full page before it.
+    pub(super) fn release(&mut self, position: usize, pool: &mut BlockPool) {
+        let position = position - position % pool.page_len();
+        let first = pool.first_reached(position).clamp(self.first, self.blocks.len());
+        self.blocks[self.first..first].iter().for_each(|page| pool.give_back_swa(SwaPage(*page)));
+        self.first = first;
+    }
+
+    /// The pages that it has.
+    pub(super) fn held(&self) -> impl Iterator<Item = SwaPage> {
+        self.blocks[self.first..].iter().map(|page| SwaPage(*page))
+    }
+
+    /// Page table of the first `len` pages; `None` if these layers have no pages of their own.
+    fn table(&self, len: usize) -> Option<PageTable> {
+        (!self.blocks.is_empty()).then(|| self.blocks.first(len))
+    }
+}
+
 /// Cross-attention K and V of a sequence.
 #[derive(Debug)]
 pub(super) struct CrossKv {
@@ -73,6 +139,7 @@ impl Seq {
             tokens: new.tokens,
             computed: 0,
             blocks: PageTable::default(),
+            swa: SwaKv::default(),
             cross: new.cross.map(|output| CrossKv { output, blocks: PageTable::default(), encoded: false }),
             state: None,
             next_state: None,
@@ -93,7 +160,7 @@ impl Seq {
 
     /// Forgets its pages and states, which were given back: all of it is computed again.
     pub(super) fn reset(&mut self) {
-        self.blocks = PageTable::default();
+        (self.blocks, self.swa) = (PageTable::default(), SwaKv::default());
         self.snapshots.clear();
         (self.state, self.next_state, self.answer_snapshot) = (None, None, None);
         (self.computed, self.published, self.after) = (0, 0, self.root);
@@ -121,11 +188,25 @@ impl Seq {
         both.take_while(|(a, b)| a == b).count() / page_len * page_len
     }
 
-    /// Has a snapshot made where a waiting sequence leaves its prompt.
-    pub(super) fn snapshot_for(&mut self, other: &Seq, page_len: usize) {
-        if self.root == other.root && !other.all_logits && self.computed < self.prompt_len {
-            self.snapshot_at(self.shared_with(other, page_len));
+    /// Has a snapshot made, or what a window reaches kept, where a waiting sequence leaves its prompt.
+    pub(super) fn keep_for(&mut self, other: &Seq, pool: &BlockPool) {
+        let is_due = pool.has_states() || pool.has_swa();
+        if is_due && self.root == other.root && !other.all_logits && self.computed < self.prompt_len {
+            let shared = self.shared_with(other, pool.page_len());
+            if pool.has_states() {
+                self.snapshot_at(shared);
+            }
+            if pool.has_swa() && shared > self.computed {
+                self.swa.ends.insert(shared);
+            }
         }
+    }
+
+    /// Plans to keep what a window reaches at the end of the last full page of its prompt, and where it leaves the `published`
+    /// tokens that others computed.
+    pub(super) fn plan_swa_ends(&mut self, published: usize, page_len: usize) {
+        let end = self.usable(page_len).len();
+        self.swa.ends.extend([end, published.min(end)].into_iter().filter(|end| *end > self.computed));
     }
 
     /// Plans a snapshot after `tokens` tokens, if they are still to be computed.
@@ -263,7 +344,8 @@ impl Seq {
             (false, false) => LogitsRows::None,
         };
         let draft = &self.draft[..];
-        let blocks = self.blocks.first((end + draft.len()).div_ceil(page_len));
+        let pages = (end + draft.len()).div_ceil(page_len);
+        let (blocks, swa_blocks) = (self.blocks.first(pages), self.swa.table(pages));
         let tokens = [&self.tokens[start..end], draft].concat();
         let cross = self.cross.as_ref().map(|cross| CrossPart {
             tokens: cross.output.tokens,
@@ -278,6 +360,7 @@ impl Seq {
             drafted: draft.len(),
             start,
             blocks,
+            swa_blocks,
             state,
             logits,
             lora: self.lora,

@@ -90,6 +90,7 @@ fn start(path: &Path) -> RunningEngine {
         queue_timeout: None,
         page_len: 4,
         pages: PAGES,
+        swa_pages: 0,
         state_rows: 0,
         sampling: Sampling::default(),
         adapter_room: 0,
@@ -99,7 +100,7 @@ fn start(path: &Path) -> RunningEngine {
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(|e| std::io::Error::other(e.to_string()))?;
         let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
-        let shape = KvShape { dtype: DType::F32, page_len: 4, pages: PAGES, state_rows: 0 };
+        let shape = KvShape { dtype: DType::F32, page_len: 4, pages: PAGES, swa_pages: 0, state_rows: 0 };
         let runner = Runner::new(b, decoder, shape).map_err(|e| std::io::Error::other(e.to_string()))?;
         Ok::<_, std::io::Error>((runner, limits))
     };

@@ -38,7 +38,8 @@ fn start_on<B: Backend>(
     dtype: DType,
     folder: &Path,
 ) -> RunningEngine {
-    let engine = start_model(device, model(), KvShape { dtype, page_len: 4, pages: 64, state_rows: 0 });
+    let engine =
+        start_model(device, model(), KvShape { dtype, page_len: 4, pages: 64, swa_pages: 0, state_rows: 0 });
     engine.cache_on_disk(settings(folder, "test")).unwrap();
     engine
 }
@@ -49,7 +50,8 @@ pub(crate) fn start_model<B: Backend>(
     model: Model,
     shape: KvShape,
 ) -> RunningEngine {
-    let info = Info { state_rows: shape.state_rows, ..info(&model, shape.pages) };
+    let KvShape { pages, swa_pages, state_rows, .. } = shape;
+    let info = Info { swa_pages, state_rows, ..info(&model, pages) };
     let runner = move || {
         let b = device();
         let decoder =

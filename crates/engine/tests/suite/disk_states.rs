@@ -29,7 +29,7 @@ pub(crate) fn hybrid(name: &str) -> Model {
 }
 
 pub(crate) fn shape(dtype: DType, pages: usize, state_rows: usize) -> KvShape {
-    KvShape { dtype, page_len: 4, pages, state_rows }
+    KvShape { dtype, page_len: 4, pages, swa_pages: 0, state_rows }
 }
 
 /// An engine without a folder, with room for eight snapshots in addition to the states of running sequences.

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use proptest::prelude::*;
 use tallow_core::{Backend, DType, Memory, Tensor};
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::block_pool::{BlockPool, Chain};
+use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{
@@ -28,7 +28,7 @@ fn runner<B: Backend>(b: B, model: &Model, shape: KvShape) -> Runner<B> {
 
 /// Logits of every token of a sequence that is computed alone in one step.
 fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<Vec<u32>> {
-    let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, state_rows: 2 });
+    let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, swa_pages: 0, state_rows: 2 });
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
     let logits = LogitsRows::All { last: false };
     let (id, state) = (SeqId(0), r.states_of(0, 0));
@@ -38,6 +38,7 @@ fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<V
         drafted: 0,
         start: 0,
         blocks,
+        swa_blocks: None,
         state,
         logits,
         lora: None,
@@ -79,6 +80,8 @@ struct Schedule {
     clients: u64,
     /// Rows of recurrent states that are left for snapshots when all slots are in use.
     snapshots: usize,
+    /// Pages of their own for sliding-window layers, and how many more than all slots need.
+    swa: Option<usize>,
     /// True if tokens are drafted, at any probability.
     drafts: bool,
 }
@@ -86,10 +89,25 @@ struct Schedule {
 fn schedule() -> impl Strategy<Value = Schedule> {
     let requests = prop::collection::vec(asked(), 1..7);
     let page_len = prop_oneof![Just(1usize), Just(3), Just(16)];
-    (requests, page_len, 0usize..20, 1usize..6, 1usize..60, 1usize..4, 1u64..4, 0usize..6, any::<bool>())
-        .prop_map(|(requests, page_len, spare_pages, slots, budget, threads, clients, snapshots, drafts)| {
-            Schedule { requests, page_len, spare_pages, slots, budget, threads, clients, snapshots, drafts }
-        })
+    let limits = (0usize..20, 1usize..6, 1usize..60, 1usize..4, 1u64..4);
+    let swa = prop::option::of(0usize..20);
+    (requests, page_len, limits, 0usize..6, swa, any::<bool>()).prop_map(
+        |(requests, page_len, limits, snapshots, swa, drafts)| {
+            let (spare_pages, slots, budget, threads, clients) = limits;
+            Schedule {
+                requests,
+                page_len,
+                spare_pages,
+                slots,
+                budget,
+                threads,
+                clients,
+                snapshots,
+                swa,
+                drafts,
+            }
+        },
+    )
 }
 
 /// Runs a schedule, feeding each sequence its own tokens, and compares every row of logits. Returns the number of
@@ -106,7 +124,16 @@ fn check<B: Backend>(
     let longest = s.requests.iter().map(|r| r.tokens.len()).max().unwrap_or(1);
     let pages = longest.div_ceil(s.page_len) + s.spare_pages;
     let state_rows = if model.spec.is_recurrent() { 2 * s.slots + s.snapshots } else { 0 };
-    let shape = KvShape { dtype, page_len: s.page_len, pages, state_rows };
+    let pool = BlockPool::with_states(pages, s.page_len, state_rows);
+    let pool = match s.swa.zip(model.spec.swa_window()) {
+        Some((spare, window)) => {
+            let step = s.budget.max(2 * s.slots);
+            let window = SlidingWindow::new(window);
+            pool.with_swa(window.pages_needed(s.slots, step, s.page_len) + spare, window)
+        }
+        None => pool,
+    };
+    let shape = KvShape { dtype, page_len: s.page_len, pages, swa_pages: pool.swa_pages(), state_rows };
     let r = runner(make(s.threads), model, shape);
     let (slots, budget, decode_budget) = (s.slots, s.budget, s.budget.div_ceil(2));
     let limits = Limits {
@@ -119,7 +146,7 @@ fn check<B: Backend>(
             .drafts
             .then_some(DraftCosts { step: StepCost::Known { first: 1.0, more: 0.0 }, model: None }),
     };
-    let mut scheduler = Scheduler::new(limits, BlockPool::with_states(pages, s.page_len, state_rows));
+    let mut scheduler = Scheduler::new(limits, pool);
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();
     for step in 0.. {
         for i in waiting.extract_if(.., |i| s.requests[*i].at_step <= step) {
@@ -405,7 +432,7 @@ fn a_step_that_failed_can_be_done_again() {
     let model = Model::open(&golden("qwen3.5")).unwrap();
     let tokens: Vec<u32> = (0..12).map(|i| 3 + i * 7 % 80).collect();
     let want = alone(Cpu::new(Isa::best(), 1).unwrap(), &model, DType::F32, &tokens);
-    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 6, state_rows: 4 };
+    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 6, swa_pages: 0, state_rows: 4 };
     let r = runner(Cpu::new(Isa::best(), 2).unwrap(), &model, shape);
     // The same tokens in two sequences.
     let batch = |places: &[u32], step: usize, part: std::ops::Range<usize>| {
@@ -415,6 +442,7 @@ fn a_step_that_failed_can_be_done_again() {
             drafted: 0,
             start: part.start,
             blocks: (0..3).map(|i| 3 * place + i).collect(),
+            swa_blocks: None,
             state: r.states_of(*place as usize, step),
             logits: LogitsRows::All { last: false },
             lora: None,

@@ -22,4 +22,5 @@ mod scheduler;
 mod seq2seq;
 mod snapshots;
 mod spawn;
+mod swa;
 mod transcribe;

@@ -118,7 +118,8 @@ fn requests(count: usize, adapters: usize) -> Vec<Asked> {
 /// A model on a device, with so many pages of its cache.
 fn runner<B: Backend>(b: B, model: &Model, pages: usize) -> Runner<B> {
     let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, state_rows: 0 }).unwrap()
+    Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, swa_pages: 0, state_rows: 0 })
+        .unwrap()
 }
 
 /// Events of the requests in a loop that does one thing after another: the next batch, its step, the tokens, the

@@ -31,8 +31,8 @@ fn start_in_ram(pages: usize, bytes: u64) -> RunningEngine {
 
 /// Bytes of a page.
 fn page_bytes() -> u64 {
-    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 1, state_rows: 0 };
-    shape.page_bytes(&model().spec) as u64
+    let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 1, swa_pages: 0, state_rows: 0 };
+    shape.bytes(&model().spec) as u64
 }
 
 /// Bytes that a page takes of the RAM cache: no less than the least that it may have.
@@ -260,7 +260,7 @@ fn what_was_evicted_comes_back_to_a_gpu() {
     for dtype in [DType::F16, DType::I8] {
         let start = || {
             let found = found.clone();
-            let shape = KvShape { dtype, page_len: 4, pages: FEW, state_rows: 0 };
+            let shape = KvShape { dtype, page_len: 4, pages: FEW, swa_pages: 0, state_rows: 0 };
             start_model(move || Wgpu::open(&found).unwrap(), model(), shape)
         };
         let (_, cold) = said(&start(), ask(&prompt(0)));

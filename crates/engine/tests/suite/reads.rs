@@ -25,6 +25,7 @@ fn part(tokens: &[u32], logits: LogitsRows) -> BatchPart {
         drafted: 0,
         start: 0,
         blocks,
+        swa_blocks: None,
         state: None,
         logits,
         lora: None,

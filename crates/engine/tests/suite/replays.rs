@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use tallow_core::{DType, Memory};
-use tallow_engine::block_pool::{BlockPool, Chain};
+use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId};
@@ -29,11 +29,21 @@ fn compare(family: &str, steps: usize) {
     let model = Model::open(&golden(family)).unwrap();
     let decoder = Decoder::load(&b, &model, CONTEXT, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let state_rows = if model.spec.is_recurrent() { 24 } else { 0 };
-    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages: PAGES, state_rows };
-    let runner = Runner::new(b, decoder, shape).unwrap();
     let limits =
         Limits { context: CONTEXT, slots: 7, budget: 32, decode_budget: 32, all_logits: 8, drafts: None };
-    let mut scheduler = Scheduler::new(limits, BlockPool::with_states(PAGES, PAGE, state_rows));
+    let pool = BlockPool::with_states(PAGES, PAGE, state_rows);
+    // No page more than they need.
+    let pool = match model.spec.swa_window() {
+        Some(window) => {
+            let window = SlidingWindow::new(window);
+            pool.with_swa(window.pages_needed(limits.slots, limits.budget, PAGE), window)
+        }
+        None => pool,
+    };
+    let swa_pages = pool.swa_pages();
+    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages: PAGES, swa_pages, state_rows };
+    let runner = Runner::new(b, decoder, shape).unwrap();
+    let mut scheduler = Scheduler::new(limits, pool);
     let vocab = model.spec.vocab as u64;
     let (mut next, mut mixed, mut decoded) = (0, 0, 0);
     for at in 0..steps {

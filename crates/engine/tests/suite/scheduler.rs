@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use proptest::prelude::*;
-use tallow_engine::block_pool::{BlockPool, Chain};
+use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::encoder_input::{EncoderOutput, InputDigest};
 use tallow_engine::failure::Unfit;
 use tallow_engine::scheduler::{
@@ -235,6 +235,35 @@ fn go_on(batch: &Batch, rows: usize, states: &mut States, known: &HashMap<SeqId,
     assert!(read.into_iter().all(|rows| !written.contains(&rows.from)));
 }
 
+/// Runs a batch on the model of the sliding-window layers' cache: a token reads the tiles that its window reaches, and no more.
+fn slide(
+    batch: &Batch,
+    page: usize,
+    window: SlidingWindow,
+    cache: &mut Cache,
+    known: &HashMap<SeqId, Known>,
+) {
+    let mut written = HashSet::new();
+    let slot = |pages: &[u32], at: usize| (pages[at / page], at % page);
+    let tokens = |part: &BatchPart| [&known[&part.id].tokens[..part.start], &part.tokens].concat();
+    for part in &batch.parts {
+        let (pages, tokens) = (part.swa_blocks.as_ref().unwrap(), tokens(part));
+        for at in part.start..tokens.len() {
+            assert!(written.insert(slot(pages, at)), "{:?} writes where another does", part.id);
+            cache.insert(slot(pages, at), digest(known[&part.id].salt, &tokens[..=at]));
+        }
+    }
+    for part in &batch.parts {
+        let (pages, tokens) = (part.swa_blocks.as_ref().unwrap(), tokens(part));
+        let first = (part.start + 1).saturating_sub(window.tokens);
+        for at in first - first % window.tile..tokens.len() {
+            let want = digest(known[&part.id].salt, &tokens[..=at]);
+            let holds = cache.get(&slot(pages, at)).copied();
+            assert_eq!(holds, Some(want), "{:?} at {at} of {}", part.id, tokens.len());
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
@@ -249,6 +278,8 @@ proptest! {
         context in 10usize..60,
         // Rows of recurrent states for snapshots, in a model that has any.
         snapshots in prop_oneof![1 => Just(None), 1 => (0usize..8).prop_map(Some)],
+        // Sliding window of layers with their own pages, its tile, and how many more pages there are than all slots need.
+        swa in prop::option::of((1usize..30, 1usize..7, 0usize..20)),
         costs in prop_oneof![Just(None), Just(Some(0.0)), Just(Some(0.3))],
         draft_model in proptest::option::of((prop_oneof![Just(0.0f32), Just(0.2)], 5usize..60)),
     ) {
@@ -256,9 +287,17 @@ proptest! {
         let drafts = costs.map(|token| DraftCosts { step: StepCost::Known { first: 1.0, more: token }, model });
         let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, drafts };
         let state_rows = snapshots.map_or(0, |snapshots| 2 * slots + snapshots);
-        let mut s = Scheduler::new(limits, BlockPool::with_states(pages, page, state_rows));
+        let pool = BlockPool::with_states(pages, page, state_rows);
+        let pool = match swa {
+            Some((tokens, tile, spare)) => {
+                let window = SlidingWindow { tokens, tile };
+                pool.with_swa(window.pages_needed(slots, budget.max(2 * slots), page) + spare, window)
+            }
+            None => pool,
+        };
+        let mut s = Scheduler::new(limits, pool);
         let (mut cache, mut draft_cache, mut known) = (Cache::new(), Cache::new(), HashMap::new());
-        let mut states = States::new();
+        let (mut states, mut swa_cache) = (States::new(), Cache::new());
         let mut waiting: Vec<(SeqId, Asked)> =
             requests.into_iter().enumerate().map(|(i, a)| (SeqId(i as u64), a)).collect();
         let mut ended = 0;
@@ -319,6 +358,10 @@ proptest! {
             if state_rows > 0 {
                 go_on(&batch, state_rows, &mut states, &known);
             }
+            if swa.is_some() {
+                slide(&batch, page, s.pool().window(), &mut swa_cache, &known);
+            }
+            prop_assert!(batch.parts.iter().all(|p| p.swa_blocks.is_some() == swa.is_some()));
             let full = s.commit(&batch, &sampled);
             for ((part, next), full) in batch.parts.iter().zip(&sampled).zip(full) {
                 let seq = known.get_mut(&part.id).unwrap();
@@ -649,7 +692,7 @@ fn what_cannot_fit_is_refused_with_both_numbers() {
 #[test]
 fn pages_that_are_not_in_order_are_noticed() {
     let pool = || BlockPool::new(10, 4);
-    let told = |p: &BlockPool| (p.at_rest().err(), p.check([], []).is_err());
+    let told = |p: &BlockPool| (p.at_rest().err(), p.check([], [], []).is_err());
     assert_eq!(told(&pool()), (None, false));
     // A leaked page.
     let mut p = pool();

@@ -36,7 +36,7 @@ fn start_t5<B: Backend + 'static>(
     let runner = move || {
         let b = b();
         let seq2seq = Seq2Seq::load(&b, &seq2seq, &mut |_, _| ControlFlow::Continue(())).unwrap();
-        let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, state_rows: 0 };
+        let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, swa_pages: 0, state_rows: 0 };
         let runner = Runner::seq2seq(b, seq2seq, shape).map_err(Wrong::Device)?;
         let (budget, context) = (32, CONTEXT);
         let limits = Limits { context, slots, budget, decode_budget: budget, all_logits: 8, drafts: None };

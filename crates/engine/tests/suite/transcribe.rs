@@ -36,7 +36,7 @@ fn transcriber() -> (RunningEngine, Transcriber, usize) {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
         let seq2seq =
             Seq2Seq::load(&b, &seq2seq, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
-        let shape = KvShape { dtype: DType::F16, page_len, pages, state_rows: 0 };
+        let shape = KvShape { dtype: DType::F16, page_len, pages, swa_pages: 0, state_rows: 0 };
         let runner = Runner::seq2seq(b, seq2seq, shape).map_err(Wrong::Device)?;
         let limits = Limits { context, slots, budget: 64, decode_budget: 64, all_logits: 8, drafts: None };
         Ok::<_, Wrong>((runner, limits))

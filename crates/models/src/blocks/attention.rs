@@ -85,7 +85,7 @@ impl<B: Backend> Attention<B> {
         norm: Option<&Norm<B>>,
         epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
+        let (b, plan, kv, heads) = (cx.b, cx.cache.plan(cx.plan)?, cx.cache.kv()?, self.heads);
         let rope = |i: Option<usize>| i.and_then(|i| cx.ropes.get(i));
         let all = cx.linear_many(x, norm, &self.qkv)?;
         let qkv = all.col_range(0..heads.qkv_cols()); // [tokens, (q + 2 kv) * dim]

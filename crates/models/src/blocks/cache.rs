@@ -1,6 +1,6 @@
 //! [`LayerCache`]: what a layer keeps of sequences between steps: its KV cache or its recurrent state.
 
-use tallow_core::{Backend, DType, Error, LayerKv, LayerState, Result, Tensor};
+use tallow_core::{Backend, DType, Error, LayerKv, LayerState, Result, StepPlan, Tensor};
 
 use crate::spec::{LayerSpec, Mixer};
 
@@ -13,6 +13,8 @@ pub enum LayerCache<B: Backend> {
         k: Tensor<B>,
         /// [pages, page length * value columns]; none if the values are the keys (MLA).
         v: Option<Tensor<B>>,
+        /// True if its pages are those of sliding-window layers (see [`Step::swa_pages`](tallow_core::Step::swa_pages)).
+        swa: bool,
     },
     /// No cache: the layer reads another's (shared KV).
     None,
@@ -38,8 +40,8 @@ impl<B: Backend> LayerCache<B> {
         let page = || b.alloc(dtype, pages, page_len * layer.cache_cols(dtype));
         let state = |len: usize| b.alloc(DType::F32, state_rows, len);
         Ok(match &layer.mixer {
-            Mixer::Attention(_) => LayerCache::Pages { k: page()?, v: Some(page()?) },
-            Mixer::Mla(_) => LayerCache::Pages { k: page()?, v: None },
+            Mixer::Attention(_) => LayerCache::Pages { k: page()?, v: Some(page()?), swa: false },
+            Mixer::Mla(_) => LayerCache::Pages { k: page()?, v: None, swa: false },
             Mixer::SharedKv(_) => LayerCache::None,
             Mixer::GatedDelta(delta) => LayerCache::State {
                 window: state(delta.window_len())?,
@@ -48,10 +50,23 @@ impl<B: Backend> LayerCache<B> {
         })
     }
 
+    /// The same, with the pages of sliding-window layers.
+    pub fn with_swa_pages(self) -> LayerCache<B> {
+        match self {
+            LayerCache::Pages { k, v, .. } => LayerCache::Pages { k, v, swa: true },
+            other => other,
+        }
+    }
+
+    /// The plan of a step for the layer's KV cache.
+    pub fn plan<'a>(&self, plan: &'a StepPlan<B>) -> Result<&'a StepPlan<B>> {
+        plan.of_cache(matches!(self, LayerCache::Pages { swa: true, .. }))
+    }
+
     /// The KV cache; an error if the layer has none.
     pub fn kv(&self) -> Result<LayerKv<'_, B>> {
         match self {
-            LayerCache::Pages { k, v } => Ok(LayerKv { k, v: v.as_ref() }),
+            LayerCache::Pages { k, v, .. } => Ok(LayerKv { k, v: v.as_ref() }),
             LayerCache::State { .. } => Err(other("keys and values", "a state")),
             LayerCache::None => Err(other("keys and values", "nothing")),
         }

@@ -68,7 +68,7 @@ impl<B: Backend> Mla<B> {
         norm: Option<&Norm<B>>,
         epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
+        let (b, plan, kv, heads) = (cx.b, cx.cache.plan(cx.plan)?, cx.cache.kv()?, self.heads);
         let both = cx.linear_many(x, norm, &self.down)?; // [tokens, queries (or q_lora_rank) + kv_lora_rank + qk_rope_dim]
         let (q, latent) = (0..self.down[0].weight.rows(), self.down[0].weight.rows()..both.cols());
         let mut q = self.queries(cx, both.col_range(q))?; // [tokens, q * dim]

@@ -51,7 +51,7 @@ impl<B: Backend> SharedKvAttention<B> {
         norm: Option<&Norm<B>>,
         epilogue: Epilogue<'_, B>,
     ) -> Result<Tensor<B>> {
-        let (b, plan, kv, heads) = (cx.b, cx.plan, cx.cache.kv()?, self.heads);
+        let (b, plan, kv, heads) = (cx.b, cx.cache.plan(cx.plan)?, cx.cache.kv()?, self.heads);
         let q = cx.linear_many(x, norm, std::slice::from_ref(&self.q))?; // [tokens, q * dim]
         let mut q = b.run(Normalize { x: &q, norm: &self.q_norm, residual: None })?;
         if let Some(rope) = self.rope.and_then(|i| cx.ropes.get(i)) {

@@ -254,7 +254,7 @@ impl<B: Backend> Encoder<B> {
         }
         let cols = self.spec.layers.iter().map(|l| l.mixer.heads.kv_cols()).max().unwrap_or(0);
         let room = || b.alloc(DType::F32, pages.end as usize, PAGE * cols);
-        let cache = LayerCache::Pages { k: room()?, v: Some(room()?) };
+        let cache = LayerCache::Pages { k: room()?, v: Some(room()?), swa: false };
         let places = self.positions.as_ref().map(|_| b.upload_row(&places)).transpose()?;
         Ok(Texts { plan: StepPlan::new(b, step)?, places, types: None, numbers: None, cache })
     }

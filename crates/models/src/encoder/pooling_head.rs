@@ -103,7 +103,7 @@ impl<B: Backend> AttentionPool<B> {
         let queries = |s: &Span| Span { rows: 1, start: s.rows.saturating_sub(1), pages: s.pages.clone() };
         let queries: Vec<Span> = spans.iter().map(queries).collect();
         let (tokens, states) = (vec![0; queries.len()], Vec::new());
-        let step = Step { tokens, spans: queries, states, outputs: Vec::new(), page_len: PAGE };
+        let step = Step { tokens, spans: queries, states, page_len: PAGE, ..Step::default() };
         let plan = StepPlan::new(b, step)?;
         let q = project(&self.query, &self.qkv, Epilogue::NONE)?.col_range(0..heads.q_cols()); // [1, dim]
         let all = b.upload_row(&vec![0u32; spans.len()])?;

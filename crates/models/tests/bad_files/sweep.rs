@@ -49,7 +49,7 @@ fn decode(b: &Cpu, model: &Model) -> Said {
         layers.map(|l| LayerCache::new(b, l, DType::F32, [1, 16], 2)).collect::<Result<Vec<_>, _>>()?;
     let spans = vec![Span { rows: 2, start: 0, pages: vec![0].into() }];
     let states = if decoder.spec().is_recurrent() { vec![StateRows { from: 0, to: 1 }] } else { Vec::new() };
-    let step = Step { tokens: vec![0; 2], spans, states, outputs: vec![1], page_len: 16 };
+    let step = Step { tokens: vec![0; 2], spans, states, outputs: vec![1], page_len: 16, ..Step::default() };
     let plan = StepPlan::new(b, step)?;
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(()))?;
     b.download::<f32>(&decoder.logits(b, &plan, &x)?)?;

@@ -54,7 +54,8 @@ impl<'a, B: Backend> Runner<'a, B> {
         let spans = vec![Span { rows, start: self.len, pages }];
         let states = if self.decoder.spec().is_recurrent() { vec![self.state] } else { Vec::new() };
         let outputs = (0..rows as u32).collect();
-        let step = Step { tokens: tokens.to_vec(), spans, states, outputs, page_len: PAGE };
+        let step =
+            Step { tokens: tokens.to_vec(), spans, states, outputs, page_len: PAGE, ..Step::default() };
         let plan = StepPlan::new(self.b, step).unwrap();
         self.state = StateRows { from: self.state.to, to: self.state.from };
         let mut hidden = Vec::new();

@@ -78,7 +78,14 @@ fn launches<B: Backend>(b: &B, model: &Model) -> Vec<Launch> {
         Span { rows: 1, start: 4, pages: vec![1].into() },
     ];
     let states = states(&decoder, 2);
-    let step = Step { tokens: vec![1, 2, 3, 4], spans, states, outputs: vec![2, 3], page_len: PAGE };
+    let step = Step {
+        tokens: vec![1, 2, 3, 4],
+        spans,
+        states,
+        outputs: vec![2, 3],
+        page_len: PAGE,
+        ..Step::default()
+    };
     let plan = StepPlan::new(b, step).unwrap();
     b.trace().start();
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
@@ -203,7 +210,7 @@ fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
     let before = b.counts();
     let spans = vec![Span { rows: 1, start: 0, pages: vec![0].into() }];
     let states = states(&decoder, 1);
-    let step = Step { tokens: vec![1], spans, states, outputs: vec![0], page_len: PAGE };
+    let step = Step { tokens: vec![1], spans, states, outputs: vec![0], page_len: PAGE, ..Step::default() };
     let plan = StepPlan::new(b, step).unwrap();
     let x = decoder.forward(b, &plan, &cache, |_, _| Ok(())).unwrap();
     let logits = decoder.logits(b, &plan, &x).unwrap();

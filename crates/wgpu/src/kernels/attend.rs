@@ -6,6 +6,7 @@
 //! (flash decoding) and merged by a second kernel in the same order, so a token's result does not depend on the rest of
 //! the batch.
 
+use tallow_core::ops::ATTEND_TILE;
 use tallow_core::ops::Attend;
 use tallow_core::{DType, Memory, Result, Span, Tensor};
 
@@ -17,6 +18,7 @@ use crate::gpu::{Access, Arg, Kernel, Launch};
 
 /// Positions per tile.
 const TILE: usize = 64;
+const _: () = assert!(ATTEND_TILE.is_multiple_of(TILE));
 /// Positions per segment, each with a softmax of its own.
 const SEGMENT: usize = 512;
 /// Most query rows per workgroup.

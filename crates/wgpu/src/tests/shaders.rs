@@ -58,8 +58,7 @@ fn launch(b: &Wgpu, heads: Heads, kv: LayerKv<'_, Wgpu>) {
         let span =
             |rows| Span { rows, start, pages: (0..(start as u32 + rows as u32).div_ceil(16)).collect() };
         let (rows, spans) = (tokens.iter().sum(), tokens.map(span).to_vec());
-        let step =
-            Step { tokens: vec![0; rows], spans, states: Vec::new(), outputs: Vec::new(), page_len: 16 };
+        let step = Step { tokens: vec![0; rows], spans, page_len: 16, ..Step::default() };
         let plan = &StepPlan::new(b, step).unwrap();
         let (q, k) = (zeros(rows, heads.q_cols()), zeros(rows, heads.kv_cols()));
         b.run(KvWrite { k: &k, v: kv.v.map(|_| &k), heads, kv, plan }).unwrap();

@@ -41,6 +41,7 @@ pub(crate) fn info(model: &Model, pages: usize) -> Info {
         queue_timeout: None,
         page_len: 4,
         pages,
+        swa_pages: 0,
         state_rows: 0,
         sampling: Sampling::default(),
         adapter_room: 1 << 20,
@@ -80,7 +81,7 @@ pub(crate) fn start_with_draft_model(pages: usize, limits: Limits, draft: Option
         let load = |b: &Cpu, model: &Model| {
             Decoder::load(b, model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)
         };
-        let shape = KvShape { dtype: DType::F32, page_len: 4, pages, state_rows: 0 };
+        let shape = KvShape { dtype: DType::F32, page_len: 4, pages, swa_pages: 0, state_rows: 0 };
         let decoder = load(&b, &model)?;
         let mut runner = Runner::new(b, decoder, shape).map_err(Wrong::Device)?;
         if let Some(draft) = draft {
@@ -189,5 +190,10 @@ pub(crate) fn start_on(make: impl FnOnce() -> Faulty + Send + 'static) -> Runnin
 
 fn runner_on(b: Faulty, model: &Model) -> Runner<Faulty> {
     let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
-    Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages: 64, state_rows: 0 }).unwrap()
+    Runner::new(
+        b,
+        decoder,
+        KvShape { dtype: DType::F32, page_len: 4, pages: 64, swa_pages: 0, state_rows: 0 },
+    )
+    .unwrap()
 }

@@ -102,6 +102,7 @@ pub(crate) fn info() -> Info {
         queue_timeout: None,
         page_len: 16,
         pages: 64,
+        swa_pages: 0,
         state_rows: 0,
         sampling: Sampling::default(),
         adapter_room: 0,

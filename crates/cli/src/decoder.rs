@@ -19,7 +19,7 @@ use crate::fit::on_one_of;
 use crate::load::{LoadedModel, quantized};
 use crate::memory::{self, Plan};
 use crate::notice::Notice;
-use crate::settings::{EngineConfig, Origin, Speculative};
+use crate::settings::{EngineConfig, Origin};
 use crate::{Failed, terminal};
 
 impl LoadedModel {
@@ -85,14 +85,9 @@ impl LoadedModel {
         self.after_text_codec(handle)
     }
 
-    /// True if tokens may be drafted: a recurrent state that has gone past a wrong token has no way back.
-    fn may_draft(&self, config: &EngineConfig) -> bool {
-        config.speculative.value == Speculative::Auto && !self.model.spec.is_recurrent()
-    }
-
     /// The draft model, if it is used.
     fn draft(&self, config: &EngineConfig) -> Option<&Model> {
-        self.draft.as_ref().filter(|_| self.may_draft(config))
+        self.draft.as_ref().filter(|_| config.may_draft(&self.model.spec))
     }
 
     /// Warnings about what runs, but slower than users may expect.
@@ -119,7 +114,7 @@ impl LoadedModel {
         names: Vec<String>,
     ) -> Result<RunningEngine, Failed> {
         let limits = self.limits(config, plan);
-        let (may_draft, draft) = (self.may_draft(config), self.draft(config).cloned());
+        let (may_draft, draft) = (config.may_draft(&self.model.spec), self.draft(config).cloned());
         let loading = Loading { draft, ..Loading::new(&self.model, plan.context.value, plan.shape) };
         let unwanted = loading.unwanted.clone();
         let info = || {

@@ -6,6 +6,7 @@ use tallow_core::DType;
 use tallow_engine::block_pool::SlidingWindow;
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::MOST_REPLAYED_ROWS;
+use tallow_engine::scheduler::MOST_DRAFTED;
 use tallow_models::Model;
 use tallow_models::encoder::{self, EncoderModel};
 use tallow_models::seq2seq::Seq2SeqModel;
@@ -99,6 +100,7 @@ impl Plan {
         let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages, swa_pages: 0, state_rows: 0 };
         let batch = config.batch.value;
         let step = Step { tokens: batch.max(2 * slots), logits: scored(batch).max(slots) + slots };
+        let step = if config.may_draft(&model.spec) { step.drafting(slots) } else { step };
         let swa_pages = match config.swa_full {
             true => 0,
             false => swa_pages(&model.spec, shape, slots, step),
@@ -386,6 +388,14 @@ pub(crate) struct Step {
     pub logits: usize,
 }
 
+impl Step {
+    /// The same if all slots may draft: a sequence returns the logits of its draft and of the token before it.
+    fn drafting(self, slots: usize) -> Step {
+        let drafted = slots.saturating_mul(1 + MOST_DRAFTED).min(self.tokens);
+        Step { logits: self.logits.max(drafted), ..self }
+    }
+}
+
 /// Maximum tokens per step that belong to scored prompts. Each of them needs a row of logits; a few at a time keep that
 /// small.
 pub(crate) fn scored(batch: usize) -> usize {
@@ -456,7 +466,7 @@ mod tests {
     use super::*;
     use crate::load::{OpenOptions, open};
     use crate::model_name::DEMO;
-    use crate::settings::{Defaults, Flags, Sources, resolve};
+    use crate::settings::{Defaults, Flags, Sources, Speculative, resolve};
 
     /// A RAM cache is memory of the host: of the device's too if that is the same, and of no use to the CPU.
     #[test]
@@ -498,6 +508,20 @@ mod tests {
         (config.swa_full, config.batch.value) = (false, 4096);
         assert_eq!(Plan::new(&model, None, &config, &Device::cpu()).shape, full.shape);
         assert_eq!(Plan::new(&opened.model, None, &config, &Device::cpu()).shape.swa_pages, 0);
+    }
+
+    /// A step in which eight slots draft has 72 rows of logits, on the device and on the host; any other 40.
+    #[test]
+    fn rows_of_drafts_are_in_the_plan() {
+        let sources = Sources::read(None).unwrap();
+        let opened = open(DEMO, OpenOptions::new(&sources, true, None).unwrap()).unwrap();
+        let mut config = resolve(&sources, &Flags::default(), &opened.generation, Defaults::API).unwrap();
+        let mut workspace = |speculative| {
+            config.speculative.value = speculative;
+            Plan::new(&opened.model, None, &config, &Device::cpu()).workspace
+        };
+        let more = workspace(Speculative::Auto) - workspace(Speculative::Off);
+        assert_eq!(more, 2 * (72 - 40) * 4 * opened.model.spec.vocab as u64);
     }
 
     #[test]

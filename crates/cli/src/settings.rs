@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tallow_core::DType;
 use tallow_engine::sampler::Sampling;
+use tallow_models::spec::DecoderSpec;
 use tallow_text::generation::Generation;
 
 use crate::Failed;
@@ -351,6 +352,11 @@ impl EngineConfig {
         self.presence_penalty.value = sampling.presence_penalty;
         self.frequency_penalty.value = sampling.frequency_penalty;
         self
+    }
+
+    /// True if a model's tokens may be drafted: a recurrent state that has gone past a wrong token has no way back.
+    pub(crate) fn may_draft(&self, model: &DecoderSpec) -> bool {
+        self.speculative.value == Speculative::Auto && !model.is_recurrent()
     }
 
     /// Validates the values.

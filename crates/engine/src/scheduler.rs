@@ -50,6 +50,9 @@ use seq::{CrossKv, Seq, SwaKv};
 /// Tokens between the snapshots of a long prompt that are made while there are free rows.
 pub const SNAPSHOT_EVERY: usize = 1024;
 
+/// Most tokens of a draft.
+pub const MOST_DRAFTED: usize = 8;
+
 /// Sequence id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(pub u64);

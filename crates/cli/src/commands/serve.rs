@@ -55,11 +55,18 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     };
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
-    let loaded = match load::any(name, how)? {
+    let model = load::any(name, how)?;
+    let tier_by_flag = args.cache_disk.is_some() || args.cache_ram.is_some_and(|mib| mib > 0);
+    if !matches!(model, AnyModel::Decoder(_)) && !tier_by_flag && (disk.is_some() || ram_cache > 0) {
+        // Such a variable or file may be there for other models.
+        let why = "the model has an encoder, whose pages are not saved";
+        tracing::warn!("the settings cache-disk and cache-ram are ignored: {why}");
+    }
+    let loaded = match model {
         AnyModel::Decoder(model) => {
             load::decoder(name, *model)?.with_draft(sources, args.engine.draft.clone(), how)?
         }
-        _ if args.cache_disk.is_some() || args.cache_ram.is_some_and(|mib| mib > 0) => {
+        _ if tier_by_flag => {
             let flag = if args.cache_disk.is_some() { "--cache-disk" } else { "--cache-ram" };
             return Err(Failed::new(format!("{flag}: the model has an encoder, whose pages are not saved")));
         }

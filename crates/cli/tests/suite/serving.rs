@@ -577,9 +577,16 @@ fn a_ram_cache_that_cannot_be_is_refused_or_ignored() {
     assert!(!server.log.contains("RAM cache 64.0 MiB"), "{}", server.log);
     let home = Home::new();
     let refused = |args: &[&str]| home.run(&[&["serve"], args, &["--port", "0"]].concat()).failed();
-    let encoder = golden("bert");
-    let encoder = refused(&[encoder.to_str().unwrap(), "--cache-ram", "64"]);
+    let path = golden("bert");
+    let path = path.to_str().unwrap();
+    let encoder = refused(&[path, "--cache-ram", "64"]);
     assert!(encoder.contains("--cache-ram: the model has an encoder"), "{encoder}");
+    // A variable may be there for other models.
+    let own = Home::new();
+    let mut command = own.command(&["serve", path, "--port", "0"]);
+    command.env("TALLOW_CACHE_RAM", "64");
+    let server = Server::of(own, command);
+    assert!(server.log.contains("cache-ram are ignored: the model has an encoder"), "{}", server.log);
     let Some(device) = gpu() else { return };
     let large = refused(&["demo", "--device", &device, "--cache-ram", "1000000000"]);
     assert!(large.contains("--cache-ram: 954 TiB are asked for"), "{large}");

@@ -90,7 +90,7 @@ struct Row {
     users: u32,
     /// The published page that it is attached to.
     of: Option<BlockId>,
-    /// True if it is evicted after all that are not.
+    /// True if it is evicted only after all rows that are not kept.
     kept: bool,
     /// When it became idle.
     returned: u64,
@@ -175,7 +175,7 @@ impl<I: Index> AttachedPool<I> {
         }
     }
 
-    /// Has a row in use evicted after all that are not kept.
+    /// Has a row in use evicted only after all rows that are not kept.
     pub(crate) fn keep(&mut self, id: I) {
         self.row(id).kept = true;
     }

@@ -1,7 +1,7 @@
 //! [`ModelGuess`]: the draft model's guess for a sequence, and [`DraftModelRecord`]: what is learned from all of them.
 
+use super::MOST_DRAFTED;
 use super::accuracy::Accuracy;
-use super::prompt_lookup::LONGEST;
 
 /// Share of the time that goes into trials: guesses of one token where none is expected to pay.
 const TRIALS: f32 = 0.01;
@@ -67,7 +67,7 @@ impl ModelGuess {
     /// Length of its next guess, at most `most`: as many tokens as are likely enough.
     pub(super) fn plan(&mut self, needed: &dyn Fn(usize) -> f32, most: usize) -> usize {
         self.guess.clear();
-        self.wanted = self.accuracy.likely(needed, most.min(LONGEST));
+        self.wanted = self.accuracy.likely(needed, most.min(MOST_DRAFTED));
         self.wanted
     }
 

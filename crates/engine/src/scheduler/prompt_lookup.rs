@@ -9,12 +9,11 @@
 
 use std::collections::HashMap;
 
+use super::MOST_DRAFTED;
 use super::accuracy::Accuracy;
 
 /// Tokens that must match before anything is guessed: fewer match by chance.
 const NGRAM: usize = 3;
-/// Most tokens of a draft.
-pub(super) const LONGEST: usize = 8;
 
 /// Index of a sequence's n-grams, and how often guesses were right.
 #[derive(Debug, Default)]
@@ -39,7 +38,7 @@ impl PromptLookup {
         }
         let found = tokens.last_chunk().and_then(|ngram: &[u32; NGRAM]| self.ends.get(ngram));
         let following = found.map_or(&[][..], |end| &tokens[*end as usize..]);
-        self.guess = following[..following.len().min(LONGEST)].to_vec();
+        self.guess = following[..following.len().min(MOST_DRAFTED)].to_vec();
     }
 
     /// The guesses that are likely enough, at most `most`.

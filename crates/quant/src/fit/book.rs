@@ -87,7 +87,7 @@ impl Group {
 pub(crate) struct Signed;
 
 impl Signed {
-    /// Makes one without a constraint on the signs.
+    /// The magnitudes and sign bits of weights, where any combination of signs can be stored.
     pub(crate) fn free(weights: &[f32; 256], care: &[f32; 256]) -> (Unit<256>, [u8; 32]) {
         let mut unit = Unit::new(&finite(weights), care);
         let mut signs = [0; 32];

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, DType, Null, StepPlan};
-use tallow_engine::block_pool::{BlockPool, Chain};
+use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::kv_cache::{KvPool, KvShape};
 use tallow_engine::plan;
 use tallow_engine::scheduler::{Batch, ClientId, Limits, NewSeq, Scheduler, SeqId};
@@ -53,12 +53,18 @@ fn step(model: &Model, sequences: usize, tokens: usize) -> Result<([Duration; 4]
     let pages = sequences * context.div_ceil(PAGE);
     let b = Null::default();
     let decoder = Decoder::load(&b, model, context, &mut |_, _| ControlFlow::Continue(()))?;
-    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, swa_pages: 0, state_rows: 0 };
-    let kv = KvPool::new(&b, decoder.spec(), shape)?;
     let budget = sequences * tokens;
+    let pool = BlockPool::new(pages, PAGE);
+    let pool = match model.spec.swa_window().map(SlidingWindow::new) {
+        Some(window) => pool.with_swa(window.pages_needed(sequences, budget, PAGE), window),
+        None => pool,
+    };
+    let swa_pages = pool.swa_pages();
+    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, swa_pages, state_rows: 0 };
+    let kv = KvPool::new(&b, decoder.spec(), shape)?;
     let limits =
         Limits { context, slots: sequences, budget, decode_budget: budget, all_logits: 8, drafts: None };
-    let mut scheduler = Scheduler::new(limits, BlockPool::new(pages, PAGE));
+    let mut scheduler = Scheduler::new(limits, pool);
     for id in 0..sequences as u64 {
         let new = NewSeq {
             id: SeqId(id),

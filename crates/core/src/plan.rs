@@ -198,7 +198,7 @@ impl<B: Memory> StepPlan<B> {
     pub fn new(b: &B, host: Step) -> Result<StepPlan<B>> {
         host.check()?;
         let (most, outputs) = (host.most_pages(), host.outputs.len());
-        let mut numbers = host.numbers(2 * host.spans.len() * most);
+        let mut numbers = host.numbers((host.spans.len() + host.swa_pages.len()) * most);
         host.tables().for_each(|tables| add_tables(&mut numbers, &tables, most));
         let all = b.upload_row(&numbers)?;
         Ok(StepPlan::within(&all, host, most, outputs))

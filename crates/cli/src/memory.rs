@@ -389,7 +389,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// The same if all slots may draft: a sequence returns the logits of its draft and of the token before it.
+    /// The largest step if all slots may draft: each returns the logits of its draft and of the token before it.
     fn drafting(self, slots: usize) -> Step {
         let drafted = slots.saturating_mul(1 + MOST_DRAFTED).min(self.tokens);
         Step { logits: self.logits.max(drafted), ..self }
@@ -464,16 +464,22 @@ mod tests {
     use tallow_support::golden;
 
     use super::*;
-    use crate::load::{OpenOptions, open};
+    use crate::load::{LoadedModel, OpenOptions, open};
     use crate::model_name::DEMO;
     use crate::settings::{Defaults, Flags, Sources, Speculative, resolve};
+
+    /// The demo model, and the settings of a server.
+    fn demo() -> (LoadedModel, EngineConfig) {
+        let sources = Sources::read(None).unwrap();
+        let opened = open(DEMO, OpenOptions::new(&sources, true, None).unwrap()).unwrap();
+        let config = resolve(&sources, &Flags::default(), &opened.generation, Defaults::API).unwrap();
+        (opened, config)
+    }
 
     /// A RAM cache is memory of the host: of the device's too if that is the same, and of no use to the CPU.
     #[test]
     fn a_ram_cache_is_in_the_plan() {
-        let sources = Sources::read(None).unwrap();
-        let opened = open(DEMO, OpenOptions::new(&sources, true, None).unwrap()).unwrap();
-        let mut config = resolve(&sources, &Flags::default(), &opened.generation, Defaults::API).unwrap();
+        let (opened, mut config) = demo();
         let plain = Plan::new(&opened.model, None, &config, &Device::cpu());
         config.ram_cache = 1 << 30;
         assert_eq!(Plan::new(&opened.model, None, &config, &Device::cpu()), plain);
@@ -491,10 +497,8 @@ mod tests {
     /// Sliding-window layers keep what all slots need and a quarter more, unless all tokens are asked for.
     #[test]
     fn windows_take_less_than_all_tokens() {
-        let sources = Sources::read(None).unwrap();
-        let opened = open(DEMO, OpenOptions::new(&sources, true, None).unwrap()).unwrap();
         let model = Model::open(&golden("gpt-oss")).unwrap();
-        let mut config = resolve(&sources, &Flags::default(), &opened.generation, Defaults::API).unwrap();
+        let (opened, mut config) = demo();
         config.context = Some(Setting { value: 1024, origin: Origin::Flag });
         let plan = Plan::new(&model, None, &config, &Device::cpu());
         // Eight slots with a window of 8 tokens that begins anywhere in a tile of 64, and steps of 256.
@@ -513,9 +517,7 @@ mod tests {
     /// A step in which eight slots draft has 72 rows of logits, on the device and on the host; any other 40.
     #[test]
     fn rows_of_drafts_are_in_the_plan() {
-        let sources = Sources::read(None).unwrap();
-        let opened = open(DEMO, OpenOptions::new(&sources, true, None).unwrap()).unwrap();
-        let mut config = resolve(&sources, &Flags::default(), &opened.generation, Defaults::API).unwrap();
+        let (opened, mut config) = demo();
         let mut workspace = |speculative| {
             config.speculative.value = speculative;
             Plan::new(&opened.model, None, &config, &Device::cpu()).workspace

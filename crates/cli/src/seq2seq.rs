@@ -113,23 +113,9 @@ pub(crate) fn encoded<B: Backend>(
     let pages = [read, tokens.len()].map(|tokens| tokens.div_ceil(PAGE) as u32);
     let cross: PageTable = (0..pages[0]).collect();
     let x = runner.encode(input, &cross)?;
-    let (id, blocks) = (SeqId(0), (pages[0]..pages[0] + pages[1]).collect());
+    let blocks = (pages[0]..pages[0] + pages[1]).collect();
     let cross = Some(CrossPart { tokens: read, blocks: cross, encode: false });
-    Ok((
-        x,
-        BatchPart {
-            id,
-            tokens,
-            drafted: 0,
-            start: 0,
-            blocks,
-            swa_blocks: None,
-            state: None,
-            logits,
-            lora: None,
-            cross,
-        },
-    ))
+    Ok((x, BatchPart { cross, ..BatchPart::new(SeqId(0), tokens, blocks, logits) }))
 }
 
 /// Loads a model with a progress bar.

@@ -218,17 +218,6 @@ impl<B: Backend> SingleRunner<B> {
         let blocks = (first..first + end.div_ceil(PAGE)).map(|block| block as u32).collect();
         let (id, state) = (SeqId(sequence as u64), self.runner.states_of(sequence, self.steps));
         let lora = self.loras.get(sequence % self.loras.len().max(1)).copied();
-        BatchPart {
-            id,
-            tokens,
-            drafted: 0,
-            start: self.tokens,
-            blocks,
-            swa_blocks: None,
-            state,
-            logits,
-            lora,
-            cross: None,
-        }
+        BatchPart { start: self.tokens, state, lora, ..BatchPart::new(id, tokens, blocks, logits) }
     }
 }

@@ -4,6 +4,8 @@ mod decode;
 
 pub use decode::{DecodePlan, DecodeRoom, Scratch};
 
+use std::ops::Range;
+
 use crate::lora::in_order;
 use crate::{Error, LoraRows, Memory, PageTable, Result, Tensor};
 
@@ -103,8 +105,8 @@ impl Step {
         numbers.extend(&self.tokens);
         numbers.extend(self.spans.iter().flat_map(|s| s.start as u32..s.end() as u32));
         let slot = |pages: &PageTable, at: usize| pages[at / len] * len as u32 + (at % len) as u32;
-        for pages in self.tables() {
-            let spans = self.spans.iter().zip(pages);
+        for tables in self.tables() {
+            let spans = self.spans.iter().zip(tables.all());
             numbers.extend(spans.flat_map(|(s, pages)| (s.start..s.end()).map(move |at| slot(pages, at))));
         }
         let mut row = 0;
@@ -122,9 +124,9 @@ impl Step {
 
     /// The page tables of the spans: those of all layers or, if sliding-window layers have their own, of all other layers
     /// and then of these.
-    fn tables(&self) -> impl Iterator<Item = Vec<&PageTable>> {
-        let swa = (!self.swa_pages.is_empty()).then(|| self.swa_pages.iter().collect());
-        std::iter::once(self.spans.iter().map(|span| &span.pages).collect()).chain(swa)
+    fn tables(&self) -> impl Iterator<Item = Tables<'_>> {
+        let swa = (!self.swa_pages.is_empty()).then_some(Tables { step: self, swa: true });
+        std::iter::once(Tables { step: self, swa: false }).chain(swa)
     }
 
     /// The step as sliding-window layers with their own pages see it; `None` if they have the same.
@@ -154,9 +156,34 @@ impl Step {
     }
 }
 
+/// Page tables of a step's spans, in all layers alike or in the sliding-window layers.
+#[derive(Clone, Copy)]
+struct Tables<'a> {
+    step: &'a Step,
+    swa: bool,
+}
+
+impl<'a> Tables<'a> {
+    fn get(self, span: usize) -> Option<&'a PageTable> {
+        match self.swa {
+            true => self.step.swa_pages.get(span),
+            false => self.step.spans.get(span).map(|span| &span.pages),
+        }
+    }
+
+    /// Those of some spans.
+    fn of(self, spans: Range<usize>) -> impl Iterator<Item = &'a PageTable> {
+        spans.map_while(move |span| self.get(span))
+    }
+
+    fn all(self) -> impl Iterator<Item = &'a PageTable> {
+        self.of(0..self.step.spans.len())
+    }
+}
+
 /// Adds page tables, padded with 0 to `most` pages. Those of many long sequences are nearly all that is uploaded, so each
 /// is copied into its place at once.
-fn add_tables(numbers: &mut Vec<u32>, tables: &[&PageTable], most: usize) {
+fn add_tables<'a>(numbers: &mut Vec<u32>, tables: impl Iterator<Item = &'a PageTable>, most: usize) {
     for pages in tables {
         let next = numbers.len() + most;
         numbers.extend_from_slice(pages);
@@ -189,7 +216,7 @@ pub struct StepPlan<B: Memory> {
     pub pages: Tensor<B>,
     /// LoRA adapters by row range, in order.
     pub loras: Vec<LoraRows<B>>,
-    /// The same step with the pages of sliding-window layers, if these have their own.
+    /// Plan of the sliding-window layers, if these have pages of their own.
     swa: Option<Box<StepPlan<B>>>,
 }
 
@@ -199,7 +226,7 @@ impl<B: Memory> StepPlan<B> {
         host.check()?;
         let (most, outputs) = (host.most_pages(), host.outputs.len());
         let mut numbers = host.numbers((host.spans.len() + host.swa_pages.len()) * most);
-        host.tables().for_each(|tables| add_tables(&mut numbers, &tables, most));
+        host.tables().for_each(|tables| add_tables(&mut numbers, tables.all(), most));
         let all = b.upload_row(&numbers)?;
         Ok(StepPlan::within(&all, host, most, outputs))
     }
@@ -234,7 +261,7 @@ impl<B: Memory> StepPlan<B> {
         plan
     }
 
-    /// The same plan with other pages.
+    /// The plan with other pages.
     fn with_pages(&self, host: Step, slots: Tensor<B>, pages: Tensor<B>) -> StepPlan<B> {
         StepPlan {
             tokens: self.tokens.clone(),

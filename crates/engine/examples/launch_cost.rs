@@ -75,17 +75,10 @@ fn launch(
 fn batch(runner: &Runner<Wgpu>, sequences: usize, step: usize) -> Batch {
     let each = (TOKENS + STEPS + 1).div_ceil(PAGE) as u32;
     let start = TOKENS + step;
-    let part = |i: usize| BatchPart {
-        id: SeqId(i as u64),
-        tokens: vec![5],
-        drafted: 0,
-        start,
-        blocks: (0..(start / PAGE + 1) as u32).map(|page| i as u32 * each + page).collect::<PageTable>(),
-        swa_blocks: None,
-        state: runner.states_of(i, step),
-        logits: LogitsRows::Last,
-        lora: None,
-        cross: None,
+    let part = |i: usize| {
+        let blocks: PageTable = (0..(start / PAGE + 1) as u32).map(|page| i as u32 * each + page).collect();
+        let part = BatchPart::new(SeqId(i as u64), vec![5], blocks, LogitsRows::Last);
+        BatchPart { start, state: runner.states_of(i, step), ..part }
     };
     Batch { parts: (0..sequences).map(part).collect() }
 }

@@ -193,7 +193,7 @@ impl BlockPool {
         }
     }
 
-    /// The same with so many pages for sliding-window layers alone.
+    /// Adds pages of the sliding-window layers.
     pub fn with_swa(self, pages: usize, window: SlidingWindow) -> BlockPool {
         BlockPool { swa: AttachedPool::new(pages), window, ..self }
     }

@@ -40,7 +40,7 @@ impl KvShape {
         }
     }
 
-    /// That of a draft model, all of whose layers have the same pages.
+    /// Shape of a draft model's KV cache: all its layers have the same pages.
     pub fn of_draft_model(self) -> KvShape {
         KvShape { swa_pages: 0, ..self }
     }

@@ -29,20 +29,20 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use tallow_core::{PageTable, StateRows};
-
 use crate::block_pool::{BlockId, BlockPool, Chain};
 use crate::encoder_input::EncoderOutput;
 use crate::failure::Unfit;
 use crate::lora::LoraRef;
 
 mod accuracy;
+mod batch;
 mod draft_costs;
 mod draft_model;
 mod model_guess;
 mod prompt_lookup;
 mod seq;
 
+pub use batch::{Batch, BatchPart, CrossPart, LogitsRows};
 pub use draft_costs::{DraftCosts, DraftModelCost, StepCost};
 use model_guess::DraftModelRecord;
 use seq::{CrossKv, Seq, SwaKv};
@@ -84,78 +84,6 @@ pub struct NewSeq {
     /// Output of the encoder that it attends to. Sequences that attend to different ones must not share a prefix: the
     /// caller gives them different `root`s.
     pub cross: Option<EncoderOutput>,
-}
-
-/// Tokens of one sequence that a step computes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BatchPart {
-    /// Sequence of these tokens.
-    pub id: SeqId,
-    /// Tokens to compute.
-    pub tokens: Vec<u32>,
-    /// Number of them, at the end, that are a draft: guesses of what sampling will choose.
-    pub drafted: usize,
-    /// Position of the first token.
-    pub start: usize,
-    /// Pages of the sequence, up to the one with the last of these tokens.
-    pub blocks: PageTable,
-    /// Its pages in the sliding-window layers, if these have their own. Those that no window reaches are not its any more.
-    pub swa_blocks: Option<PageTable>,
-    /// Rows of its recurrent state before and after the step, in a model that has any.
-    pub state: Option<StateRows>,
-    /// The tokens among these that need logits.
-    pub logits: LogitsRows,
-    /// LoRA adapter.
-    pub lora: Option<LoraRef>,
-    /// Cross-attention, in a model with an encoder.
-    pub cross: Option<CrossPart>,
-}
-
-impl BatchPart {
-    /// Tokens that the step computes, in the encoder and in the decoder.
-    pub fn computed(&self) -> usize {
-        let encoded = self.cross.as_ref().filter(|cross| cross.encode).map_or(0, |cross| cross.tokens);
-        encoded + self.tokens.len()
-    }
-}
-
-/// Cross-attention of a part.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CrossPart {
-    /// Tokens of the encoder's output.
-    pub tokens: usize,
-    /// Pages of their K and V.
-    pub blocks: PageTable,
-    /// True if the step encodes the input and fills the pages, before it computes the part.
-    pub encode: bool,
-}
-
-/// The logits of a part that are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogitsRows {
-    /// None: no token is sampled after this part.
-    None,
-    /// The last token's, to sample the next token; with a draft, those of the token before it and of the draft.
-    Last,
-    /// Every token's; the next token is sampled from the last one's if `last`.
-    All {
-        /// True if the next token is sampled from the last one's logits.
-        last: bool,
-    },
-}
-
-impl LogitsRows {
-    /// True if a token is sampled.
-    pub fn samples(self) -> bool {
-        matches!(self, LogitsRows::Last | LogitsRows::All { last: true })
-    }
-}
-
-/// Tokens computed in one step.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Batch {
-    /// One part per sequence.
-    pub parts: Vec<BatchPart>,
 }
 
 /// The scheduler's limits.
@@ -208,11 +136,14 @@ impl Scheduler {
         let slots = limits.slots.max(1);
         // A step of a sequence reads one row of states and writes another.
         let slots = if pool.has_states() { slots.min(pool.state_rows() / 2) } else { slots };
-        let slots = if pool.has_swa() { slots_with_swa(&pool, slots, limits.budget) } else { slots };
+        // If there are too few pages for one slot, no sequence fits.
+        let swa_slots = if pool.has_swa() { slots_with_swa(&pool, slots, limits.budget) } else { slots };
+        let context = if swa_slots == 0 { 0 } else { limits.context };
+        let slots = swa_slots.max(1);
         // However many sequences decode, part of the budget is left for prefill.
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
         let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
-        let limits = Limits { slots, budget, decode_budget, all_logits, ..limits };
+        let limits = Limits { context, slots, budget, decode_budget, all_logits, ..limits };
         let (waiting, running, counts) = (VecDeque::new(), Vec::new(), Counts::default());
         Scheduler { limits, pool, waiting, running, draft_model: DraftModelRecord::default(), counts }
     }
@@ -338,9 +269,8 @@ impl Scheduler {
                 seq.next_state = self.pool.take_state();
             }
             let end = seq.computed + rows + seq.draft.len();
-            if self.pool.has_swa() && !seq.swa.extend(end, &mut self.pool) {
-                debug_assert!(false, "there are too few SWA pages for all slots");
-                continue;
+            if self.pool.has_swa() {
+                seq.swa.extend(end, &mut self.pool);
             }
             parts.push(seq.part(rows, page_len));
         }
@@ -646,7 +576,7 @@ fn slots_with_swa(pool: &BlockPool, slots: usize, budget: usize) -> usize {
         let step = budget.max(2 * slots);
         pool.window().pages_needed(slots, step, pool.page_len())
     };
-    (1..=slots).rev().find(|slots| needed(*slots) <= pool.swa_pages()).unwrap_or(1)
+    (1..=slots).rev().find(|slots| needed(*slots) <= pool.swa_pages()).unwrap_or(0)
 }
 
 /// True if moving one slot from a client with `most` to one with `few` makes the shares more even.

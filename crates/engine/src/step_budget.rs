@@ -145,8 +145,8 @@ fn part<B: Backend>(
 ) -> BatchPart {
     let pages = (start + tokens).div_ceil(page_len);
     let (blocks, swa_blocks) = ((0..pages as u32).collect(), runner.swa_blocks_of(pages));
-    let (id, tokens, drafted, state) = (SeqId(0), vec![0; tokens], 0, runner.states_of(0, 0));
-    BatchPart { id, tokens, drafted, start, blocks, swa_blocks, state, logits, lora: None, cross: None }
+    let state = runner.states_of(0, 0);
+    BatchPart { start, swa_blocks, state, ..BatchPart::new(SeqId(0), vec![0; tokens], blocks, logits) }
 }
 
 #[cfg(test)]

@@ -301,8 +301,8 @@ fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     Ok(())
 }
 
-/// What is before the tile in which the window of a step's first token begins is not read: its pages may have been freed, and
-/// hold anything.
+/// Pages before the tile in which the window of a step's first token begins are not read: they may have been freed, and hold
+/// anything.
 fn attend_window<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for (heads, page_len, len) in
         [(Heads { q: 4, kv: 2, dim: 12 }, 4, 201), (Heads { q: 6, kv: 2, dim: 64 }, 16, 790)]

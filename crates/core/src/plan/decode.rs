@@ -1,7 +1,7 @@
 //! [`DecodePlan`]: a plan of decode steps that is refilled in place, so that what was launched with it can be launched
 //! again.
 
-use super::add_tables;
+use super::{Tables, add_tables};
 use crate::{DType, Error, Memory, PageTable, Result, Span, StateRows, Step, StepPlan, Tensor};
 
 /// Room of a [`DecodePlan`]: sequences with one token each, and KV cache pages of each of them.
@@ -57,24 +57,23 @@ impl<B: Memory> DecodePlan<B> {
         let numbers = step.numbers(0);
         b.write(&self.all.matrix(0, 1, numbers.len()), bytemuck::cast_slice(&numbers))?;
         let mut first = self.all.len() - step.tables().count() * rows * pages;
-        let mut before = before.tables();
         for tables in step.tables() {
-            self.write_tables(b, first, &before.next().unwrap_or_default(), &tables)?;
+            self.write_tables(b, first, Tables { step: &before, ..tables }, tables)?;
             first += rows * pages;
         }
         self.plan = StepPlan::within(&self.all, step, pages, rows);
         Ok(&self.plan)
     }
 
-    /// Writes the page tables, which stand behind that number, that are not the ones before.
-    fn write_tables(&self, b: &B, at: usize, before: &[&PageTable], tables: &[&PageTable]) -> Result<()> {
+    /// Writes the page tables that differ from those before; they begin at number `at` of the plan.
+    fn write_tables(&self, b: &B, at: usize, before: Tables<'_>, tables: Tables<'_>) -> Result<()> {
         let (rows, pages) = (self.room.rows, self.room.pages);
-        let is_new = |row: &usize| before.get(*row) != Some(&tables[*row]);
+        let is_new = |row: &usize| before.get(*row) != tables.get(*row);
         let mut row = 0;
         while let Some(first) = (row..rows).find(is_new) {
             let end = (first..rows).find(|row| !is_new(row)).unwrap_or(rows);
             let mut changed = Vec::with_capacity((end - first) * pages);
-            add_tables(&mut changed, &tables[first..end], pages);
+            add_tables(&mut changed, tables.of(first..end), pages);
             let to = self.all.matrix(at + first * pages, 1, changed.len());
             b.write(&to, bytemuck::cast_slice(&changed))?;
             row = end;

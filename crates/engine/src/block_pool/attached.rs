@@ -20,7 +20,7 @@ pub struct StateRow(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SwaPage(pub u32);
 
-/// What the sliding windows of a model reach.
+/// Sliding window of a model's layers, the longest if they differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
     /// Most tokens that a token attends to, itself included.
@@ -54,7 +54,7 @@ impl SlidingWindow {
 
 /// Index of a row.
 pub(crate) trait Index: Copy + PartialEq + std::fmt::Debug {
-    /// What a row is, for messages.
+    /// Name of a row in messages.
     const NAME: &str;
     fn new(index: u32) -> Self;
     fn index(self) -> usize;
@@ -175,7 +175,7 @@ impl<I: Index> AttachedPool<I> {
         }
     }
 
-    /// Has a row in use evicted only after all rows that are not kept.
+    /// Keeps a row in use: it is evicted only after all rows that are not kept.
     pub(crate) fn keep(&mut self, id: I) {
         self.row(id).kept = true;
     }
@@ -239,7 +239,7 @@ impl<I: Index> AttachedPool<I> {
     }
 }
 
-/// What is attached to the pages of the pool.
+/// Recurrent states and SWA pages, which are attached to published pages.
 impl BlockPool {
     /// True if sliding-window layers have pages of their own.
     pub fn has_swa(&self) -> bool {
@@ -251,7 +251,7 @@ impl BlockPool {
         self.swa.count()
     }
 
-    /// What the windows reach.
+    /// The sliding window.
     pub fn window(&self) -> SlidingWindow {
         self.window
     }
@@ -281,7 +281,7 @@ impl BlockPool {
         self.swa.give_back(swa);
     }
 
-    /// Has a page of the sliding-window layers, in use, evicted after all that are not kept.
+    /// Keeps a page of the sliding-window layers, in use: it is evicted only after all that are not kept.
     pub fn keep_swa(&mut self, swa: SwaPage) {
         self.swa.keep(swa);
     }

@@ -213,17 +213,9 @@ mod tests {
 
     /// A batch of `sequences` sequences of 40 tokens.
     fn batch(sequences: usize, tokens: usize) -> Batch {
-        let part = |i: usize| BatchPart {
-            id: SeqId(i as u64),
-            tokens: vec![5; tokens],
-            drafted: 0,
-            start: 40,
-            blocks: (0..4).collect(),
-            swa_blocks: None,
-            state: None,
-            logits: LogitsRows::Last,
-            lora: None,
-            cross: None,
+        let part = |i: usize| {
+            let (id, blocks) = (SeqId(i as u64), (0..4).collect());
+            BatchPart { start: 40, ..BatchPart::new(id, vec![5; tokens], blocks, LogitsRows::Last) }
         };
         Batch { parts: (0..sequences).map(part).collect() }
     }

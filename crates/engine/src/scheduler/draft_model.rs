@@ -49,18 +49,7 @@ impl Seq {
     /// A part with tokens that the draft model computes.
     fn part_of(&self, tokens: Vec<u32>, start: usize, logits: LogitsRows, page_len: usize) -> BatchPart {
         let blocks = self.blocks.first((start + tokens.len()).div_ceil(page_len));
-        BatchPart {
-            id: self.id,
-            tokens,
-            drafted: 0,
-            start,
-            blocks,
-            swa_blocks: None,
-            state: None,
-            logits,
-            lora: None,
-            cross: None,
-        }
+        BatchPart { start, ..BatchPart::new(self.id, tokens, blocks, logits) }
     }
 }
 

@@ -84,12 +84,11 @@ impl SwaKv {
         }
     }
 
-    /// Takes pages for all tokens up to `end`. Returns whether there were enough.
-    pub(super) fn extend(&mut self, end: usize, pool: &mut BlockPool) -> bool {
+    /// Takes pages for all tokens up to `end`. There are enough for all slots; were there not, the step would be refused.
+    pub(super) fn extend(&mut self, end: usize, pool: &mut BlockPool) {
         let need = end.div_ceil(pool.page_len());
         let fresh = (self.blocks.len()..need).map_while(|_| pool.take_swa());
         self.blocks.extend(fresh.map(|page| page.0));
-        self.blocks.len() >= need
     }
 
     /// The page number `at`, unless it was given back.
@@ -188,7 +187,7 @@ impl Seq {
         both.take_while(|(a, b)| a == b).count() / page_len * page_len
     }
 
-    /// Has a snapshot made, or what a window reaches kept, where a waiting sequence leaves its prompt.
+    /// Plans a snapshot, or to keep what a window reaches, where a waiting sequence leaves its prompt.
     pub(super) fn keep_for(&mut self, other: &Seq, pool: &BlockPool) {
         let is_due = pool.has_states() || pool.has_swa();
         if is_due && self.root == other.root && !other.all_logits && self.computed < self.prompt_len {

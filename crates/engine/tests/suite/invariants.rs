@@ -31,19 +31,8 @@ fn alone<B: Backend>(b: B, model: &Model, dtype: DType, tokens: &[u32]) -> Vec<V
     let r = runner(b, model, KvShape { dtype, page_len: 256, pages: 1, swa_pages: 0, state_rows: 2 });
     let blocks = BlockPool::new(1, 256).take().into_iter().collect();
     let logits = LogitsRows::All { last: false };
-    let (id, state) = (SeqId(0), r.states_of(0, 0));
-    let part = BatchPart {
-        id,
-        tokens: tokens.to_vec(),
-        drafted: 0,
-        start: 0,
-        blocks,
-        swa_blocks: None,
-        state,
-        logits,
-        lora: None,
-        cross: None,
-    };
+    let part = BatchPart::new(SeqId(0), tokens.to_vec(), blocks, logits);
+    let part = BatchPart { state: r.states_of(0, 0), ..part };
     let logits = r.logits(&Batch { parts: vec![part] }).unwrap();
     let rows: Vec<f32> = r.backend().download(&logits).unwrap();
     rows.chunks_exact(logits.cols()).map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
@@ -436,17 +425,14 @@ fn a_step_that_failed_can_be_done_again() {
     let r = runner(Cpu::new(Isa::best(), 2).unwrap(), &model, shape);
     // The same tokens in two sequences.
     let batch = |places: &[u32], step: usize, part: std::ops::Range<usize>| {
-        let part = |place: &u32| BatchPart {
-            id: SeqId(u64::from(*place)),
-            tokens: tokens[part.clone()].to_vec(),
-            drafted: 0,
-            start: part.start,
-            blocks: (0..3).map(|i| 3 * place + i).collect(),
-            swa_blocks: None,
-            state: r.states_of(*place as usize, step),
-            logits: LogitsRows::All { last: false },
-            lora: None,
-            cross: None,
+        let part = |place: &u32| {
+            let (id, blocks) = (SeqId(u64::from(*place)), (0..3).map(|i| 3 * place + i).collect());
+            let logits = LogitsRows::All { last: false };
+            BatchPart {
+                start: part.start,
+                state: r.states_of(*place as usize, step),
+                ..BatchPart::new(id, tokens[part.clone()].to_vec(), blocks, logits)
+            }
         };
         Batch { parts: places.iter().map(part).collect() }
     };

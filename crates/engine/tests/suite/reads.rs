@@ -18,19 +18,7 @@ type Shapes = Vec<(usize, usize)>;
 
 /// Part of a prompt, from its beginning.
 fn part(tokens: &[u32], logits: LogitsRows) -> BatchPart {
-    let (id, blocks) = (SeqId(0), vec![0, 1].into());
-    BatchPart {
-        id,
-        tokens: tokens.to_vec(),
-        drafted: 0,
-        start: 0,
-        blocks,
-        swa_blocks: None,
-        state: None,
-        logits,
-        lora: None,
-        cross: None,
-    }
+    BatchPart::new(SeqId(0), tokens.to_vec(), vec![0, 1].into(), logits)
 }
 
 fn decodes(tokens: &[u32], how: Sampling) -> (BatchPart, Sampling, Vec<u32>) {

@@ -65,7 +65,7 @@ fn a_sequence_holds_what_its_window_reaches() {
     assert_eq!(s.pool().at_rest(), Ok(()));
 }
 
-/// Those whose windows end within a prompt are computed from an end that was kept: of the prompt, or of the answer.
+/// A prompt is computed from the last place before the first difference where its window was kept.
 #[test]
 fn a_prompt_is_reused_where_all_that_a_window_reaches_is_there() {
     let mut s = sliding(2, 64, 200);
@@ -138,9 +138,13 @@ fn slots_are_as_many_as_there_are_pages_for() {
     let needed = WINDOW.pages_needed(3, 32, PAGE);
     let s = Scheduler::new(limits, BlockPool::new(100, PAGE).with_swa(needed, WINDOW));
     assert_eq!((s.limits().slots, s.limits().budget), (3, 32));
+    // Too few for one: whatever comes is refused.
+    let needed = WINDOW.pages_needed(1, 32, PAGE);
+    let s = Scheduler::new(limits, BlockPool::new(100, PAGE).with_swa(needed - 1, WINDOW));
+    assert_eq!((s.limits().slots, s.context()), (1, 0));
 }
 
-/// What is evicted is not found, and what is kept is evicted last.
+/// An evicted page ends the prefix before it, and kept pages are evicted last.
 #[test]
 fn pages_that_are_not_kept_are_evicted_first() {
     let mut pool = BlockPool::new(8, PAGE).with_swa(3, SlidingWindow { tokens: 2 * PAGE, tile: PAGE });

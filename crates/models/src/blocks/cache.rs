@@ -50,7 +50,7 @@ impl<B: Backend> LayerCache<B> {
         })
     }
 
-    /// The same, with the pages of sliding-window layers.
+    /// Marks its pages as those of sliding-window layers.
     pub fn with_swa_pages(self) -> LayerCache<B> {
         match self {
             LayerCache::Pages { k, v, .. } => LayerCache::Pages { k, v, swa: true },

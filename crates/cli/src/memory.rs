@@ -83,7 +83,8 @@ impl Plan {
         let asked = config.context.clone();
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
         loop {
-            let plan = Plan::of(model, config, context.clone(), memory).capturing(model, device);
+            let plan = Plan::of(model, config, context.clone(), memory);
+            let plan = plan.running_ahead(model, device).capturing(model, device);
             let plan = plan.caching(config.ram_cache, device);
             let draft = draft.map_or(0, |draft| plan.of_draft(draft, config.batch.value));
             let plan = Plan { device: device.to_string(), draft, ..plan };
@@ -133,6 +134,16 @@ impl Plan {
     fn caching(self, bytes: u64, device: &Device) -> Plan {
         let ram_cache = if device.is_cpu() { 0 } else { bytes };
         Plan { ram_cache, shares_memory: device.info().traits().shares_memory, ..self }
+    }
+
+    /// Adds a row of recurrent states for each slot, on a device that computes while the host goes on: a step that is launched
+    /// ahead writes it.
+    fn running_ahead(self, model: &Model, device: &Device) -> Plan {
+        if device.is_cpu() || self.shape.state_rows == 0 {
+            return self;
+        }
+        let shape = KvShape { state_rows: self.shape.state_rows + self.slots, ..self.shape };
+        Plan { shape, kv: shape.bytes(&model.spec) as u64, ..self }
     }
 
     /// Adds the memory of captured decode steps, on a device that captures them: small steps use that of large ones where it

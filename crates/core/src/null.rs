@@ -1,9 +1,9 @@
 //! [`Null`]: a backend that checks and records ops but computes nothing.
 
-use crate::ops::{Embed, Required, TailSum, TopK, TopKOut};
+use crate::ops::{Copy, Embed, Required, TailSum, TopK, TopKOut};
 use crate::{Backend, DType, Memory, Reading, Result, Tensor, Trace};
 
-/// Required methods of a backend that computes nothing. `embed`, `topk` and `tail_sum`, where a step begins and
+/// Required methods of a backend that computes nothing. `copy`, `embed`, `topk` and `tail_sum`, where a step begins and
 /// ends, are the backend's own.
 #[doc(hidden)]
 #[macro_export]
@@ -64,6 +64,10 @@ impl Backend for Null {
     }
 
     null_ops!();
+
+    fn copy(&self, op: &Copy<'_, Self>) -> Result<()> {
+        op.out(self)
+    }
 
     fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>> {
         op.out(self)

@@ -12,6 +12,8 @@ pub struct StepCounts {
     pub run: AtomicU64,
     /// Failed steps. A failed step of several items is rerun one item at a time.
     pub failed: AtomicU64,
+    /// Steps that were launched before the tokens that they compute were read.
+    pub ahead: AtomicU64,
     /// Tokens computed for requests that ended while the device computed them.
     pub wasted: AtomicU64,
 }

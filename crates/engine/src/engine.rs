@@ -2,9 +2,10 @@
 //! [`scheduler`](crate::scheduler) and sends its tokens to the requests.
 //!
 //! Where the device computes while the host goes on, a step is launched before the events of the one before are sent,
-//! and commands are taken while it runs: the device waits only for the draw, the next batch and its launch.
+//! and commands are taken while it runs. If all sequences take the likeliest token, it is launched before these tokens are
+//! read, too, and the device waits for nothing; otherwise it waits for the draw, the next batch and its launch.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -40,8 +41,8 @@ struct Engine<B: Backend> {
     /// Pages of the prefix cache in memory and in files.
     tiers: CacheTiers,
     scheduler: Scheduler,
-    /// The step that the device computes, if the host goes on meanwhile.
-    in_flight: Option<InFlight<Engine<B>>>,
+    /// The steps that the device computes while the host goes on: one, and one more if that was launched ahead.
+    in_flight: VecDeque<InFlight<Engine<B>>>,
     /// Events of earlier steps that have not been sent yet.
     unsent: Vec<StepResult>,
     /// True if the device computed the last step while the host went on. If so, the next step is launched before the events
@@ -111,20 +112,21 @@ impl<B: Backend> Worker for Engine<B> {
     }
 
     fn is_idle(&self) -> bool {
-        let all_sent = self.in_flight.is_none() && self.unsent.is_empty();
+        let all_sent = self.in_flight.is_empty() && self.unsent.is_empty();
         self.scheduler.is_idle() && all_sent && self.tiers.is_idle(self.scheduler.pool())
     }
 
     fn step(&mut self) -> Result<(), Lost> {
         self.advance_tiers();
-        self.guess();
-        match self.scheduler.next_batch() {
-            Some(batch) => {
+        if self.in_flight.is_empty() {
+            self.guess();
+            if let Some(batch) = self.scheduler.next_batch() {
                 let begun = self.begin(batch);
                 self.unless_lost(begun)?;
             }
-            None => self.send_all(),
         }
+        self.begin_ahead();
+        self.send_all();
         if self.scheduler.is_idle() && !self.tiers.holds_pages() {
             self.check_pages(cfg!(debug_assertions));
         }
@@ -134,7 +136,7 @@ impl<B: Backend> Worker for Engine<B> {
 
     fn complete(&mut self) -> Result<(), Lost> {
         self.forget_abandoned();
-        let Some(step) = self.in_flight.take() else { return Ok(()) };
+        let Some(step) = self.in_flight.pop_front() else { return Ok(()) };
         let finished = finish_batch(self, step);
         self.unless_lost(finished)
     }
@@ -182,12 +184,18 @@ impl<B: Backend> BatchWorker for Engine<B> {
         let asked: Option<Vec<SampleInput<'_>>> = batch.parts.iter().map(|p| self.asked(p)).collect();
         let asked =
             asked.ok_or_else(|| StepError::Failed("a sequence without a request was scheduled".into()))?;
-        Ok(self.runner.launch(batch, &asked)?)
+        let before = self.in_flight.front().and_then(InFlight::launched);
+        Ok(self.runner.launch_after(before, batch, &asked)?)
     }
 
     fn finish(&self, batch: &Batch, launched: Launched<B>) -> Result<Vec<Self::Output>, StepError> {
         let asked: Vec<Option<SampleInput<'_>>> = batch.parts.iter().map(|p| self.asked(p)).collect();
         Ok(self.runner.finish(launched, batch, &asked)?)
+    }
+
+    fn drop_ahead(&mut self) {
+        self.in_flight.clear();
+        self.scheduler.drop_ahead();
     }
 
     fn took(&mut self, batch: &Batch, time: Duration) {
@@ -221,6 +229,7 @@ impl<B: Backend> BatchWorker for Engine<B> {
                 }
             }
         }
+        self.follow(&sampled);
     }
 
     fn fail(&mut self, batch: Batch, why: &str) {
@@ -241,7 +250,7 @@ impl<B: Backend> Engine<B> {
             requests,
             tiers: CacheTiers::default(),
             scheduler,
-            in_flight: None,
+            in_flight: VecDeque::new(),
             unsent: Vec::new(),
             overlaps: false,
             runner,
@@ -436,15 +445,41 @@ impl<B: Backend> Engine<B> {
         if self.overlaps {
             self.note(step.batch());
         }
-        self.send_all();
         let runs = step.launched().map(Launched::runs);
         self.overlaps = runs.unwrap_or(self.overlaps);
         if runs != Some(true) {
+            self.send_all();
             return finish_batch(self, step);
         }
         self.scheduler.advance(step.batch());
-        self.in_flight = Some(step);
+        self.in_flight.push_back(step);
         Ok(())
+    }
+
+    /// Launches the step after the one in flight, if that samples tokens on the device.
+    fn begin_ahead(&mut self) {
+        let (Some(step), 1) = (self.in_flight.front(), self.in_flight.len()) else { return };
+        if !step.launched().is_some_and(Launched::samples) {
+            return;
+        }
+        let Some(batch) = self.scheduler.next_ahead(step.batch()) else { return };
+        let next = launch_batch(self, batch);
+        self.shared.steps.ahead.fetch_add(1, Ordering::Relaxed);
+        self.note(next.batch());
+        self.in_flight.push_back(next);
+    }
+
+    /// The device goes on with the step that was launched ahead, if there is one: its tokens are those that have been sampled
+    /// now.
+    fn follow(&mut self, sampled: &[Vec<u32>]) {
+        let Some(next) = self.in_flight.front_mut() else { return };
+        for part in &mut next.batch_mut().parts {
+            let token = part.follows.take().and_then(|at| sampled.get(at)?.first().copied());
+            // Without one its request has ended.
+            token.into_iter().for_each(|token| part.tokens = vec![token]);
+        }
+        next.begins();
+        self.scheduler.advance(next.batch());
     }
 
     /// Notes that a step is run: who starts with it, who has waited for too long, its size.

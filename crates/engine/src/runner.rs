@@ -11,7 +11,7 @@ use std::vec;
 
 use logits::{FetchedLogits, LogitsPlan, SampledRow};
 use replays::Replays;
-use tallow_core::ops::TopK;
+use tallow_core::ops::{Copy, TopK};
 use tallow_core::{Backend, Error, PageTable, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
@@ -66,8 +66,8 @@ pub struct SampleInput<'a> {
 #[derive(Debug)]
 pub struct Launched<B: Backend> {
     plan: LogitsPlan,
-    /// [outputs, vocabulary]: a row is read by itself where what was fetched does not suffice.
-    logits: Tensor<B>,
+    /// [outputs, vocabulary]: a row is read by itself where what was fetched does not suffice. `None` where it always does.
+    logits: Option<Tensor<B>>,
     fetched: FetchedLogits<B>,
     runs: bool,
 }
@@ -76,6 +76,12 @@ impl<B: Backend> Launched<B> {
     /// True if the device computes it while the host goes on; otherwise it has been computed.
     pub fn runs(&self) -> bool {
         self.runs
+    }
+
+    /// True if each part's token is sampled on the device, so that a step that computes these tokens can be launched before
+    /// they are read.
+    pub fn samples(&self) -> bool {
+        self.plan.is_greedy()
     }
 }
 
@@ -245,14 +251,20 @@ impl<B: Backend> Runner<B> {
 
     /// Logits of every token of a batch that needs them, in order: [outputs, vocabulary].
     pub fn logits(&self, batch: &Batch) -> Result<Tensor<B>, Error> {
+        self.logits_after(None, batch)
+    }
+
+    /// The same for a batch whose tokens the step `before` may sample: [1, its parts].
+    fn logits_after(&self, before: Option<&Tensor<B>>, batch: &Batch) -> Result<Tensor<B>, Error> {
         let (b, decoder) = (&self.b, &self.decoder);
+        let feed = |plan: &StepPlan<B>| feed(b, before, batch, plan);
         let forward = |plan: &StepPlan<B>| decoder.forward(b, plan, self.kv.layers(), |_, _| Ok(()));
         let head = |plan: &StepPlan<B>, x: &Tensor<B>| decoder.logits(b, plan, x);
         // A replay launches no op that a trace could show.
         let replays = self.replays.as_ref().filter(|_| !b.trace().is_on());
-        match replays.map(|replays| replays.run(b, batch, forward, head)).transpose()?.flatten() {
+        match replays.map(|replays| replays.run(b, batch, feed, forward, head)).transpose()?.flatten() {
             Some(logits) => Ok(logits),
-            None => self.logits_seen(batch, |_, _| Ok(())),
+            None => self.logits_by_op(batch, feed, |_, _| Ok(())),
         }
     }
 
@@ -265,9 +277,20 @@ impl<B: Backend> Runner<B> {
         batch: &Batch,
         see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
     ) -> Result<Tensor<B>, Error> {
+        self.logits_by_op(batch, |plan| feed(&self.b, None, batch, plan), see)
+    }
+
+    /// Logits of a batch, launching each op; `feed` fills in the tokens that the host does not know.
+    fn logits_by_op(
+        &self,
+        batch: &Batch,
+        feed: impl Fn(&StepPlan<B>) -> Result<(), Error>,
+        see: impl FnMut(usize, &Tensor<B>) -> Result<(), Error>,
+    ) -> Result<Tensor<B>, Error> {
         let step = plan::build(batch, self.page_len);
         let loras = self.adapters.of(batch.parts.iter().map(|part| (part.tokens.len(), part.lora)))?;
         let plan = StepPlan::new(&self.b, step)?.adapted(loras)?;
+        feed(&plan)?;
         let cross = plan::build_cross(batch, self.page_len);
         let cross = cross.map(|step| StepPlan::new(&self.b, step)).transpose()?;
         let given = cross.as_ref().map(|plan| (plan, self.kv.layers()));
@@ -310,6 +333,16 @@ impl<B: Backend> Runner<B> {
     /// Launches a batch and asks for what is needed of its logits, without waiting for the device; `asked` has one entry
     /// per part. The inputs of parts that say so are encoded first.
     pub fn launch(&self, batch: &Batch, asked: &[SampleInput<'_>]) -> Result<Launched<B>, Error> {
+        self.launch_after(None, batch, asked)
+    }
+
+    /// The same for a batch whose tokens the step `before` may [sample](Launched::samples).
+    pub fn launch_after(
+        &self,
+        before: Option<&Launched<B>>,
+        batch: &Batch,
+        asked: &[SampleInput<'_>],
+    ) -> Result<Launched<B>, Error> {
         for (part, asked) in batch.parts.iter().zip(asked) {
             let cross = part.cross.as_ref().filter(|cross| cross.encode);
             if let Some((cross, input)) = cross.zip(asked.input) {
@@ -318,8 +351,10 @@ impl<B: Backend> Runner<B> {
         }
         let plan = LogitsPlan::new(batch, asked, self.decoder.spec().vocab);
         let uploaded = plan.upload(&self.b)?;
-        let logits = self.logits(batch)?;
+        let before = before.and_then(|before| before.fetched.greedy(&before.plan));
+        let logits = self.logits_after(before.as_ref(), batch)?;
         let fetched = plan.launch(&self.b, &logits, &uploaded)?.fetch(&self.b)?;
+        let logits = Some(logits).filter(|_| !plan.is_greedy());
         Ok(Launched { plan, logits, fetched, runs: self.b.begin()? })
     }
 
@@ -334,8 +369,10 @@ impl<B: Backend> Runner<B> {
         let Launched { plan, logits, fetched, .. } = launched;
         let mut read = fetched.wait(&self.b)?;
         let mut whole = std::mem::take(&mut read.whole);
-        let mut whole = whole.chunks_exact_mut(logits.cols().max(1));
-        let fetch = |row| self.b.download(&logits.row_range(row..row + 1));
+        let mut whole = whole.chunks_exact_mut(self.decoder.spec().vocab.max(1));
+        // Who takes the likeliest token reads no row.
+        let none = || Ok(Vec::new());
+        let fetch = |row| logits.as_ref().map_or_else(none, |x| self.b.download(&x.row_range(row..row + 1)));
         let parts = batch.parts.iter().zip(asked).zip(&plan.parts);
         let outcomes = parts.map(|((part, asked), of)| {
             let whole: Vec<&mut [f32]> = whole.by_ref().take(of.whole_rows()).collect();
@@ -346,6 +383,28 @@ impl<B: Backend> Runner<B> {
         });
         outcomes.collect()
     }
+}
+
+/// Copies the tokens that the step before has sampled, [1, its parts], to the plan of the step that computes them.
+fn feed<B: Backend>(
+    b: &B,
+    before: Option<&Tensor<B>>,
+    batch: &Batch,
+    plan: &StepPlan<B>,
+) -> Result<(), Error> {
+    let mut end = 0;
+    for parts in batch.parts.chunk_by(|a, b| a.follows.zip(b.follows).is_some_and(|(a, b)| a + 1 == b)) {
+        let start = end;
+        end += parts.iter().map(|part| part.tokens.len()).sum::<usize>();
+        let Some(first) = parts[0].follows else { continue };
+        let Some(before) = before.filter(|before| first + end - start <= before.cols()) else {
+            let (want, got) = ("sampled by the step before".into(), "not sampled there".into());
+            return Err(Error::Shape { op: "step", what: "a token", want, got });
+        };
+        let from = before.col_range(first..first + end - start);
+        b.run(Copy { from: &from, to: &plan.tokens.col_range(start..end) })?;
+    }
+    Ok(())
 }
 
 /// Logits of a part.

@@ -26,7 +26,7 @@
 //! them from its start on. Its input is encoded in its first step, one input per step, because those that decode wait
 //! for it; then the pages are published, and found by others with the same input.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::block_pool::{BlockId, BlockPool, Chain};
@@ -35,6 +35,8 @@ use crate::failure::Unfit;
 use crate::lora::LoraRef;
 
 mod accuracy;
+mod admit;
+mod ahead;
 mod batch;
 mod draft_costs;
 mod draft_model;
@@ -45,7 +47,7 @@ mod seq;
 pub use batch::{Batch, BatchPart, CrossPart, LogitsRows};
 pub use draft_costs::{DraftCosts, DraftModelCost, StepCost};
 use model_guess::DraftModelRecord;
-use seq::{CrossKv, Seq, SwaKv};
+use seq::{CrossKv, Seq};
 
 /// Tokens between the snapshots of a long prompt that are made while there are free rows.
 pub const SNAPSHOT_EVERY: usize = 1024;
@@ -308,132 +310,6 @@ impl Scheduler {
         self.waiting.push_front(seq);
     }
 
-    /// Admits waiting sequences while there are slots and pages.
-    fn admit(&mut self) {
-        while let Some(next) = self.next_waiting() {
-            if self.running.len() < self.limits.slots && self.start(next) {
-                continue;
-            }
-            match self.preempted_for(self.waiting[next].client) {
-                Some(victim) => self.preempt(victim),
-                None => return,
-            }
-        }
-    }
-
-    /// Index of the waiting sequence to admit next: the first one of the client with the fewest running. `None` if all
-    /// of them wait for a prefix, or for a slot that their client has no claim to.
-    fn next_waiting(&self) -> Option<usize> {
-        // So it is in most steps: no need to count the running sequences of each client.
-        if self.waiting.is_empty() {
-            return None;
-        }
-        let under_way = self.under_way();
-        let most = under_way.values().copied().max().unwrap_or(0);
-        let has_slot = self.running.len() < self.limits.slots;
-        let waiting = self.waiting.iter().enumerate();
-        let waiting = waiting.map(|(i, seq)| (under_way.get(&seq.client).copied().unwrap_or(0), i));
-        let mut order: Vec<_> = waiting.filter(|(n, _)| has_slot || is_uneven(*n, most)).collect();
-        order.sort_unstable();
-        // A sequence whose prefix is being computed lets others go first.
-        order.into_iter().map(|(_, i)| i).find(|i| !self.will_be_cached(&self.waiting[*i]))
-    }
-
-    /// Running sequences per client.
-    fn under_way(&self) -> HashMap<ClientId, usize> {
-        let mut counts = HashMap::new();
-        self.running.iter().for_each(|seq| *counts.entry(seq.client).or_default() += 1);
-        counts
-    }
-
-    /// Running sequence to preempt so that `client` gets a slot or pages: the newest of the client with the most, if
-    /// that client has more than its share.
-    fn preempted_for(&self, client: ClientId) -> Option<usize> {
-        let under_way = self.under_way();
-        let own = under_way.get(&client).copied().unwrap_or(0);
-        let count = |seq: &Seq| under_way.get(&seq.client).copied().unwrap_or(0);
-        // `max_by_key` returns the last of equal elements: the newest sequence.
-        let (at, most) = self.running.iter().map(count).enumerate().max_by_key(|(_, n)| *n)?;
-        is_uneven(own, most).then_some(at)
-    }
-
-    /// True if another running sequence is computing a page that this sequence needs.
-    fn will_be_cached(&self, seq: &Seq) -> bool {
-        if seq.cross.is_some() && self.running.iter().any(|r| r.will_encode() && r.input() == seq.input()) {
-            return true;
-        }
-        if seq.all_logits {
-            return false;
-        }
-        let page = self.pool.page_len();
-        let have = self.pool.find(seq.root, seq.usable(page)).blocks.len() * page;
-        self.running.iter().filter(|r| r.root == seq.root && r.computed < r.prompt_len).any(|r| {
-            let shared = r.shared_with(seq, page);
-            match self.pool.has_states() {
-                true => r.snapshots.iter().any(|at| (have + 1..=shared).contains(at)),
-                // Of what is published already it can get no more.
-                false => shared > have && r.published * page < shared,
-            }
-        })
-    }
-
-    /// Moves waiting sequence `i` to the running ones and allocates its pages, if there are enough.
-    fn start(&mut self, i: usize) -> bool {
-        let (page, seq) = (self.pool.page_len(), &self.waiting[i]);
-        let takes_prefix = !seq.all_logits;
-        let prefix = match takes_prefix {
-            true => self.pool.find(seq.root, seq.usable(page)),
-            false => Default::default(),
-        };
-        let cross_pages = seq.cross.as_ref().map_or(0, |cross| cross.output.tokens.div_ceil(page));
-        let encoded = seq.input().and_then(|input| self.pool.find_input(input, cross_pages));
-        let fresh_cross = if encoded.is_some() { 0 } else { cross_pages };
-        let encoded = encoded.unwrap_or_default();
-        let fresh = seq.pages(page) - prefix.blocks.len();
-        // Running sequences will soon need one page each; without these spare pages they would preempt this sequence
-        // again.
-        let spare = self.running.len();
-        let idle = self.pool.idle_among(&prefix.blocks) + self.pool.idle_among(&encoded);
-        let need = fresh + fresh_cross + idle + spare;
-        if need > self.pool.available() {
-            return false;
-        }
-        let Some(mut seq) = self.waiting.remove(i) else { return false };
-        prefix.blocks.iter().chain(&encoded).for_each(|b| self.pool.lend(*b));
-        prefix.state.iter().for_each(|row| self.pool.lend_state(*row));
-        prefix.swa.iter().for_each(|page| self.pool.lend_swa(*page));
-        seq.state = prefix.state;
-        seq.computed = prefix.blocks.len() * page;
-        seq.published = prefix.blocks.len();
-        seq.after = prefix.end.unwrap_or(seq.root);
-        let drafted = self.pool.with_draft_kv(&prefix.blocks);
-        seq.model.iter_mut().for_each(|model| model.start(drafted, page));
-        seq.blocks = prefix.blocks.into_iter().collect();
-        seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
-        if self.pool.has_states() {
-            seq.plan_snapshots(prefix.published * page, page);
-        }
-        if self.pool.has_swa() {
-            seq.swa = SwaKv::new(seq.published, &prefix.swa);
-            seq.plan_swa_ends(prefix.published * page, page);
-        }
-        self.waiting.iter().for_each(|other| seq.keep_for(other, &self.pool));
-        if let Some(cross) = &mut seq.cross {
-            cross.encoded = fresh_cross == 0;
-            cross.blocks = encoded.into_iter().collect();
-            cross.blocks.extend((0..fresh_cross).map_while(|_| self.pool.take()));
-        }
-        if seq.cached.is_none() {
-            seq.cached = Some(seq.computed.min(seq.prompt_len));
-            if takes_prefix {
-                self.counts.prefix_queries += seq.prompt_len as u64;
-                self.counts.prefix_hits += seq.computed as u64;
-            }
-        }
-        self.running.push(seq);
-        true
-    }
-
     /// Tokens that each running sequence gets in the next step: one if it decodes, an even share of the remaining
     /// budget otherwise. Sequences that need all logits additionally share the smaller `all_logits` budget. Of those
     /// whose input is not encoded yet only the first gets any.
@@ -544,6 +420,7 @@ impl Scheduler {
         {
             self.pool.give_back_state(read);
         }
+        seq.next_state = seq.ahead_state.take();
         if let Some(CrossKv { output, blocks, encoded }) = seq.cross.as_mut().filter(|cross| !cross.encoded) {
             self.pool.publish_input(&output.input, blocks.iter().copied().map(BlockId));
             *encoded = true;
@@ -577,9 +454,4 @@ fn slots_with_swa(pool: &BlockPool, slots: usize, budget: usize) -> usize {
         pool.window().pages_needed(slots, step, pool.page_len())
     };
     (1..=slots).rev().find(|slots| needed(*slots) <= pool.swa_pages()).unwrap_or(0)
-}
-
-/// True if moving one slot from a client with `most` to one with `few` makes the shares more even.
-fn is_uneven(few: usize, most: usize) -> bool {
-    few + 2 <= most
 }

@@ -375,6 +375,7 @@ fn engine(page: &mut Page, handle: &EngineHandle) {
         ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that sampling chose.", &stats.accepted),
         ("vllm:steps", "Steps run.", &steps.run),
         ("vllm:failed_steps", "Steps that failed.", &steps.failed),
+        ("vllm:steps_ahead", "Steps launched before the tokens that they compute were read.", &steps.ahead),
         ("vllm:wasted_tokens", "Tokens computed for requests that ended meanwhile.", &steps.wasted),
         ("vllm:page_faults", "Failed consistency checks of the KV cache's pages.", &stats.page_faults),
     ] {

@@ -114,7 +114,7 @@ impl Wgpu {
     }
 
     /// Byte offset of a view's first element, and the bytes from there to the end of its last one.
-    fn extent(t: &Tensor<Wgpu>) -> (usize, usize) {
+    pub(crate) fn extent(t: &Tensor<Wgpu>) -> (usize, usize) {
         let size = t.dtype().size();
         let len = match t.is_empty() {
             true => 0,

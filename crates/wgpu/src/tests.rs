@@ -398,6 +398,29 @@ fn what_has_begun_is_handed_over_once() {
     assert_eq!(b.counts().submits, before.submits + 1);
 }
 
+/// What is waited for is what was fetched, however many submissions have been begun since, and in any order.
+#[test]
+fn results_of_several_submissions_are_read_one_by_one() {
+    let Some(found) = found() else { return };
+    let b = Wgpu::open(&found).unwrap();
+    let x = b.upload(&[1.0f32, 2.0], 1, 2).unwrap();
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
+        let launch = |n: u8| {
+            let y = b.run(Eltwise { x: &x, op: EltwiseOp::Scale(f32::from(n)) }).unwrap();
+            let pending = b.fetch(&[&y]).unwrap();
+            b.begin().unwrap();
+            Some(pending)
+        };
+        let mut all = [0, 1, 2, 3].map(launch);
+        for n in order {
+            let mut got = [0f32; 2];
+            let pending = all[n].take().unwrap();
+            b.wait(pending, &mut [bytemuck::cast_slice_mut(&mut got)]).unwrap();
+            assert_eq!(got, [n as f32, 2.0 * n as f32]);
+        }
+    }
+}
+
 /// Work is split into several submissions, since some systems reset a GPU that is busy for too long.
 #[test]
 fn much_work_is_handed_over_in_pieces() {

@@ -189,7 +189,6 @@ macro_rules! dispatch {
 macro_rules! required_ops {
     ($($then:tt)*) => {
         $($then)*! {
-            Copy => copy,
             Normalize => normalize,
             Matmul => matmul,
             Dequant => dequant,
@@ -209,6 +208,7 @@ macro_rules! required_ops {
 required_ops!(dispatch);
 
 dispatch! {
+    Copy => copy,
     Embed => embed,
     TopK => topk,
     TailSum => tail_sum,

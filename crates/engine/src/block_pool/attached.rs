@@ -132,6 +132,11 @@ impl<I: Index> AttachedPool<I> {
         self.free.len()
     }
 
+    /// Number of rows that can be allocated: free or evictable.
+    fn available(&self) -> usize {
+        self.free.len() + self.idle.len()
+    }
+
     fn row(&mut self, id: I) -> &mut Row {
         &mut self.rows[id.index()]
     }
@@ -197,7 +202,7 @@ impl<I: Index> AttachedPool<I> {
 
     /// With no sequence in the scheduler: checks that all rows can be allocated.
     pub(crate) fn at_rest(&self) -> Result<(), String> {
-        let (count, available) = (self.count(), self.free.len() + self.idle.len());
+        let (count, available) = (self.count(), self.available());
         match available == count {
             true => Ok(()),
             false => Err(format!("nobody uses any {}, and {available} of {count} can be had", I::NAME)),
@@ -309,6 +314,11 @@ impl BlockPool {
     /// Number of rows of recurrent states that hold nothing.
     pub fn free_states(&self) -> usize {
         self.states.free()
+    }
+
+    /// Number of rows of recurrent states that can be allocated: free or evictable.
+    pub fn available_states(&self) -> usize {
+        self.states.available()
     }
 
     /// Allocates a row for a recurrent state: a free one, or else the least recently used snapshot, which is evicted.

@@ -131,6 +131,14 @@ impl LogitsPlan {
         plan
     }
 
+    /// True if each part takes the likeliest token after it, and nothing else is read.
+    pub(super) fn is_greedy(&self) -> bool {
+        let takes_one = |part: &PartLogits| {
+            part.needs == LogitsNeeded::TopK(1) && part.sampled.len() == 1 && part.scored.is_empty()
+        };
+        self.top_k.k == 1 && self.parts.iter().all(takes_one)
+    }
+
     /// Extends the rows whose top k are computed by those of a part.
     fn include(&mut self, part: &PartLogits, logprobs: bool) {
         let top = match part.needs {
@@ -275,6 +283,12 @@ impl<B: Backend> LaunchedLogits<B> {
 }
 
 impl<B: Backend> FetchedLogits<B> {
+    /// The likeliest tokens of the step, [1, parts], if `plan` asks for one after each part.
+    pub(super) fn greedy(&self, plan: &LogitsPlan) -> Option<Tensor<B>> {
+        let ids = &self.launched.top_k.as_ref().filter(|_| plan.is_greedy())?.ids;
+        Some(ids.matrix(0, 1, ids.rows()))
+    }
+
     /// Waits for it.
     pub(super) fn wait(self, b: &B) -> Result<LogitsRead, Error> {
         let FetchedLogits { launched, pending } = self;

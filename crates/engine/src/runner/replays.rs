@@ -56,11 +56,13 @@ impl<B: Backend> Replays<B> {
     }
 
     /// Computes the hidden states of a batch, which `forward` launches where they were not captured before, and gives them to
-    /// `then` with their plan. `None` if the batch must be launched op by op.
+    /// `then` with their plan. `feed` fills in the tokens that the host does not know. `None` if the batch must be launched op
+    /// by op.
     pub(super) fn run<T>(
         &self,
         b: &B,
         batch: &Batch,
+        feed: impl Fn(&StepPlan<B>) -> Result<(), Error>,
         forward: impl Fn(&StepPlan<B>) -> Result<Tensor<B>, Error>,
         then: impl Fn(&StepPlan<B>, &Tensor<B>) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
@@ -70,8 +72,8 @@ impl<B: Backend> Replays<B> {
         let taken = self.captured.borrow_mut().remove(&room);
         let captured = match taken {
             Some(None) => None,
-            Some(Some(captured)) => Some(captured.relaunch(b, step())?),
-            None => self.capture(b, room, step(), forward)?,
+            Some(Some(captured)) => Some(captured.relaunch(b, step(), feed)?),
+            None => self.capture(b, room, step(), feed, forward)?,
         };
         let result = captured.as_ref().map(|captured| then(captured.plan.plan(), &captured.x)).transpose()?;
         self.captured.borrow_mut().insert(room, captured);
@@ -84,10 +86,11 @@ impl<B: Backend> Replays<B> {
         b: &B,
         room: DecodeRoom,
         step: Step,
+        feed: impl Fn(&StepPlan<B>) -> Result<(), Error>,
         forward: impl Fn(&StepPlan<B>) -> Result<Tensor<B>, Error>,
     ) -> Result<Option<Captured<B>>, Error> {
         let captured = DecodePlan::new(b, room, self.scratch, self.page_len).and_then(|mut plan| {
-            plan.refill(b, step)?;
+            feed(plan.refill(b, step)?)?;
             let mut x = None;
             let replay = b.capture(&mut || {
                 x = Some(forward(plan.plan())?);
@@ -108,8 +111,13 @@ impl<B: Backend> Replays<B> {
 
 impl<B: Backend> Captured<B> {
     /// The same with the plan of another step, whose launches are under way.
-    fn relaunch(mut self, b: &B, step: Step) -> Result<Captured<B>, Error> {
-        self.plan.refill(b, step)?;
+    fn relaunch(
+        mut self,
+        b: &B,
+        step: Step,
+        feed: impl Fn(&StepPlan<B>) -> Result<(), Error>,
+    ) -> Result<Captured<B>, Error> {
+        feed(self.plan.refill(b, step)?)?;
         self.replay.launch()?;
         Ok(self)
     }
@@ -126,7 +134,7 @@ mod tests {
     use std::cell::Cell;
     use std::rc::Rc;
 
-    use tallow_core::ops::{Embed, Required, TailSum, TopK, TopKOut};
+    use tallow_core::ops::{Copy, Embed, Required, TailSum, TopK, TopKOut};
     use tallow_core::{DType, Memory, Trace, null_ops};
 
     use super::*;
@@ -198,6 +206,10 @@ mod tests {
 
         null_ops!();
 
+        fn copy(&self, op: &Copy<'_, Self>) -> Result<(), Error> {
+            op.out(self)
+        }
+
         fn embed(&self, op: &Embed<'_, Self>) -> Result<Tensor<Self>, Error> {
             op.out(self)
         }
@@ -245,7 +257,7 @@ mod tests {
                     assert_eq!((plan.outputs.cols(), plan.tokens.cols()), (sequences, x.rows()));
                     Ok(x.rows())
                 };
-                replays.run(&b, &batch(sequences, tokens), forward, rows).unwrap()
+                replays.run(&b, &batch(sequences, tokens), |_| Ok(()), forward, rows).unwrap()
             };
             assert_eq!(steps.map(run), rows, "{says:?}");
             assert_eq!((calls.get(), b.launched.get()), (forwards, launched), "{says:?}");
@@ -259,7 +271,7 @@ mod tests {
         let replays = Replays { scratch, page_len: 16, captured: RefCell::default() };
         let run = |b: &Device| {
             let forward = |plan: &StepPlan<Device>| b.alloc(DType::F32, plan.host().tokens.len(), 8);
-            replays.run(b, &batch(1, 1), forward, |_, x| Ok(x.rows()))
+            replays.run(b, &batch(1, 1), |_| Ok(()), forward, |_, x| Ok(x.rows()))
         };
         assert!(matches!(run(&b), Err(Error::Device { .. })));
         b.says = Says::Yes;

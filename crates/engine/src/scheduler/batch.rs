@@ -14,6 +14,9 @@ pub struct BatchPart {
     pub tokens: Vec<u32>,
     /// Number of them, at the end, that are a draft: guesses of what sampling will choose.
     pub drafted: usize,
+    /// Index of the part of the step in flight that samples this part's token, if the host does not know it yet: `tokens` has
+    /// any token in its place.
+    pub follows: Option<usize>,
     /// Position of the first token.
     pub start: usize,
     /// Pages of the sequence, up to the one with the last of these tokens.
@@ -37,6 +40,7 @@ impl BatchPart {
             id,
             tokens,
             drafted: 0,
+            follows: None,
             start: 0,
             blocks,
             swa_blocks: None,

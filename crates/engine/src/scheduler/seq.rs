@@ -31,6 +31,8 @@ pub(super) struct Seq {
     pub(super) state: Option<StateRow>,
     /// Row that its next step writes.
     pub(super) next_state: Option<StateRow>,
+    /// Row that the step after that writes, if it was launched ahead.
+    pub(super) ahead_state: Option<StateRow>,
     /// Prompt positions after which snapshots of the state are due. Its steps end there.
     pub(super) snapshots: BTreeSet<usize>,
     /// The newest snapshot within the answer. The next one replaces it.
@@ -142,6 +144,7 @@ impl Seq {
             cross: new.cross.map(|output| CrossKv { output, blocks: PageTable::default(), encoded: false }),
             state: None,
             next_state: None,
+            ahead_state: None,
             snapshots: BTreeSet::new(),
             answer_snapshot: None,
             root: new.root,
@@ -161,7 +164,8 @@ impl Seq {
     pub(super) fn reset(&mut self) {
         (self.blocks, self.swa) = (PageTable::default(), SwaKv::default());
         self.snapshots.clear();
-        (self.state, self.next_state, self.answer_snapshot) = (None, None, None);
+        (self.state, self.next_state, self.ahead_state) = (None, None, None);
+        self.answer_snapshot = None;
         (self.computed, self.published, self.after) = (0, 0, self.root);
         self.model.iter_mut().for_each(ModelGuess::forget);
         if let Some(cross) = &mut self.cross {
@@ -178,7 +182,7 @@ impl Seq {
 
     /// Rows of its recurrent states.
     pub(super) fn states(&self) -> impl Iterator<Item = StateRow> {
-        self.state.into_iter().chain(self.next_state)
+        self.state.into_iter().chain(self.next_state).chain(self.ahead_state)
     }
 
     /// Tokens of whole pages with which its prompt begins, and another sequence too.
@@ -342,28 +346,35 @@ impl Seq {
             (false, true) => LogitsRows::Last,
             (false, false) => LogitsRows::None,
         };
-        let draft = &self.draft[..];
-        let pages = (end + draft.len()).div_ceil(page_len);
-        let (blocks, swa_blocks) = (self.blocks.first(pages), self.swa.table(pages));
-        let tokens = [&self.tokens[start..end], draft].concat();
+        let tokens = [&self.tokens[start..end], &self.draft[..]].concat();
+        let rows = |to: StateRow| StateRows { from: self.state.unwrap_or(to).0, to: to.0 };
+        let state = self.next_state.map(rows);
+        let drafted = self.draft.len();
+        BatchPart { drafted, state, logits, ..self.part_at(start, tokens, page_len) }
+    }
+
+    /// Batch part of the token that part `follows` of the step in flight samples.
+    pub(super) fn part_ahead(&self, follows: usize, page_len: usize) -> BatchPart {
+        let rows = |(from, to): (StateRow, StateRow)| StateRows { from: from.0, to: to.0 };
+        let state = self.next_state.zip(self.ahead_state).map(rows);
+        let part = self.part_at(self.tokens.len(), vec![0], page_len);
+        BatchPart { follows: Some(follows), state, logits: LogitsRows::Last, ..part }
+    }
+
+    /// Batch part of some tokens from a position on, without logits.
+    fn part_at(&self, start: usize, tokens: Vec<u32>, page_len: usize) -> BatchPart {
+        let pages = (start + tokens.len()).div_ceil(page_len);
         let cross = self.cross.as_ref().map(|cross| CrossPart {
             tokens: cross.output.tokens,
             blocks: cross.blocks.clone(),
             encode: !cross.encoded,
         });
-        let rows = |to: StateRow| StateRows { from: self.state.unwrap_or(to).0, to: to.0 };
-        let state = self.next_state.map(rows);
         BatchPart {
-            id: self.id,
-            tokens,
-            drafted: draft.len(),
             start,
-            blocks,
-            swa_blocks,
-            state,
-            logits,
+            swa_blocks: self.swa.table(pages),
             lora: self.lora,
             cross,
+            ..BatchPart::new(self.id, tokens, self.blocks.first(pages), LogitsRows::None)
         }
     }
 }

@@ -65,7 +65,9 @@ pub(crate) trait BatchWorker {
     fn launch(&self, batch: &Self::Batch) -> Result<Self::Launched, StepError>;
     /// Waits for a batch that was launched: one output per item.
     fn finish(&self, batch: &Self::Batch, launched: Self::Launched) -> Result<Vec<Self::Output>, StepError>;
-    /// Learns how long a batch took, from its launch to its outputs.
+    /// A batch has failed: one that was launched after it has computed nothing of use, and is dropped.
+    fn drop_ahead(&mut self) {}
+    /// Learns how long a batch took, from its launch, or from the end of the one before it, to its outputs.
     fn took(&mut self, _batch: &Self::Batch, _time: Duration) {}
     /// Handles the outputs of a batch.
     fn commit(&mut self, batch: Self::Batch, outputs: Vec<Self::Output>);
@@ -84,6 +86,16 @@ impl<W: BatchWorker> InFlight<W> {
     /// The batch.
     pub(crate) fn batch(&self) -> &W::Batch {
         &self.batch
+    }
+
+    /// The batch, of which the host has learned more.
+    pub(crate) fn batch_mut(&mut self) -> &mut W::Batch {
+        &mut self.batch
+    }
+
+    /// The device begins with it now, because it has finished the one before.
+    pub(crate) fn begins(&mut self) {
+        self.began = Instant::now();
     }
 
     /// The launched step, unless launching failed.
@@ -118,6 +130,7 @@ pub(crate) fn finish_batch<W: BatchWorker>(worker: &mut W, step: InFlight<W>) ->
     }
     if let Err(StepError::Failed(why)) = &ran {
         worker.steps().failed.fetch_add(1, Ordering::Relaxed);
+        worker.drop_ahead();
         if count > 1 {
             tracing::error!("a step of {count} {items} failed: {why}; trying each alone");
             return batch.split().into_iter().try_for_each(|one| {

@@ -1,5 +1,6 @@
-//! On a device that computes while the host goes on, a step is launched before the events of the one before are sent.
-//! Answers are those of one step after the other, bit for bit, and who ends meanwhile is left out or ignored.
+//! On a device that computes while the host goes on, a step is launched before the events of the one before are sent and, if
+//! the tokens between them are sampled on the device, before these are read. Answers are those of one step after the other,
+//! bit for bit, and who ends meanwhile is left out or ignored.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
@@ -8,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tallow_core::{Backend, DType};
+use tallow_core::{Backend, DType, Error};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::answer::{Answer, TextStep};
 use tallow_engine::block_pool::{BlockPool, Chain};
@@ -16,9 +17,11 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Event, Failure, Finish, LoadLora, Request};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::lora::{LoraId, LoraRef};
-use tallow_engine::runner::{Runner, SampleInput};
-use tallow_engine::sampler::{Choice, Sampler, Sampling};
-use tallow_engine::scheduler::{ClientId, DraftCosts, Limits, NewSeq, Scheduler, SeqId, StepCost};
+use tallow_engine::runner::{Outcome, Runner, SampleInput};
+use tallow_engine::sampler::{Choice, NotFinite, Sampler, Sampling};
+use tallow_engine::scheduler::{
+    Batch, BatchPart, ClientId, DraftCosts, Limits, LogitsRows, NewSeq, Scheduler, SeqId, StepCost,
+};
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
@@ -201,6 +204,8 @@ fn hear(mut receiver: UnboundedReceiver<Event>, leaves_after: Option<usize>) -> 
 /// Has an engine answer requests as they come from four clients, with few pages and with drafts, and compares what they are
 /// told.
 fn compare<B: Backend + 'static>(make: fn() -> B, asked: &[Asked], adapters: usize, cost: Option<f32>) {
+    let takes_likeliest = |asked: &Asked| asked.request.sampling == Sampling::greedy();
+    let launches_ahead = asked.iter().all(takes_likeliest) && make().begin().unwrap() && cost.is_none();
     let want = one_after_another(make(), asked, adapters);
     let (model, pages) = (model(), 48);
     let mut info = info(&model, pages);
@@ -253,15 +258,27 @@ fn compare<B: Backend + 'static>(make: fn() -> B, asked: &[Asked], adapters: usi
     let load = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
     let (stats, steps) = (handle.stats(), handle.steps());
     println!(
-        "{} requests, {left} of them left: digest {whole:016x}; {} steps, {} tokens wasted, {} preemptions, {} drafted",
+        "{} requests, {left} of them left: digest {whole:016x}; {} steps, {} of them launched ahead, {} tokens wasted, \
+         {} preemptions, {} drafted",
         asked.len(),
         load(&steps.run),
+        load(&steps.ahead),
         load(&steps.wasted),
         load(&stats.preemptions),
         load(&stats.drafted),
     );
     assert!(left > 0 && load(&stats.preemptions) > 0 && load(&steps.failed) == 0);
     assert_eq!(cost.is_some(), load(&stats.drafted) > 0);
+    assert!(!launches_ahead || load(&steps.ahead) > load(&steps.run) / 4);
+}
+
+/// The same requests, all of which take the likeliest token.
+fn greedy(asked: Vec<Asked>) -> Vec<Asked> {
+    let one = |asked: Asked| {
+        let request = Request { sampling: Sampling::greedy(), ..asked.request };
+        Asked { request, ..asked }
+    };
+    asked.into_iter().map(one).collect()
 }
 
 #[test]
@@ -270,6 +287,10 @@ fn answers_are_those_of_one_step_after_another() {
     for cost in [None, Some(0.0)] {
         compare(|| late().chained(), &asked, 0, cost);
         compare(|| Faulty::default().chained(), &asked, 0, cost);
+    }
+    let asked = greedy(asked);
+    for cost in [None, Some(0.0)] {
+        compare(|| late().chained(), &asked, 0, cost);
     }
 }
 
@@ -290,6 +311,79 @@ fn answers_of_a_model_are_those_of_one_step_after_another_on_a_gpu() {
         let asked = requests(count, 2);
         compare(|| Wgpu::open(&devices()[0]).unwrap(), &asked, 2, cost);
     }
+    compare(|| Wgpu::open(&devices()[0]).unwrap(), &greedy(requests(500, 2)), 2, None);
+}
+
+/// Steps of sequences that take the likeliest token are recorded before the tokens of the step before are read: the device gets
+/// these from that step, also where one sequence has left and where the plan changes its size.
+#[test]
+fn a_step_is_recorded_before_the_one_before_it_is_read() {
+    if needed("Vulkan or Metal device", devices().first()).is_none() {
+        return;
+    }
+    let (model, greedy) = (model(), Sampling::greedy());
+    let runner = runner(Wgpu::open(&devices()[0]).unwrap(), &model, 64);
+    let part = |sequence: usize, start: usize, tokens: Vec<u32>, follows: Option<usize>| {
+        let blocks = (8 * sequence as u32..8 * sequence as u32 + 8).collect();
+        let id = SeqId(sequence as u64);
+        BatchPart { start, follows, ..BatchPart::new(id, tokens, blocks, LogitsRows::Last) }
+    };
+    // For each step its sequences, which have had three tokens more than steps.
+    let steps: [&[usize]; 5] = [&[0, 1, 2, 3, 4], &[0, 1, 3, 4], &[0, 1, 3, 4], &[1, 4], &[1]];
+    let sampler = Sampler::new(greedy, &[]);
+    let asked =
+        |batch: &Batch| vec![SampleInput { sampler: &sampler, prompt: &[], input: None }; batch.parts.len()];
+    let prompt = |sequence: usize| vec![20 + sequence as u32, 30, 41];
+    let mut want: Vec<Vec<u32>> = Vec::new();
+    let batch = |step: usize, tokens: &dyn Fn(usize) -> (Vec<u32>, Option<usize>)| {
+        let start = if step == 0 { 0 } else { 2 + step };
+        let one = |&sequence: &usize| {
+            let (tokens, follows) = tokens(sequence);
+            part(sequence, start, tokens, follows)
+        };
+        Batch { parts: steps[step].iter().map(one).collect() }
+    };
+    let place = |step: usize, sequence: usize| steps[step].iter().position(|s| *s == sequence).unwrap();
+    let next = |outcomes: Vec<Result<_, _>>| -> Vec<u32> {
+        outcomes
+            .into_iter()
+            .map(|outcome: Result<Outcome, NotFinite>| outcome.unwrap().next[0].token)
+            .collect()
+    };
+    for step in 0..steps.len() {
+        let known = |sequence: usize| match step.checked_sub(1) {
+            None => (prompt(sequence), None),
+            Some(before) => (vec![want[before][place(before, sequence)]], None),
+        };
+        let batch = batch(step, &known);
+        let outcomes = runner.run(&batch, &asked(&batch)).unwrap();
+        want.push(next(outcomes));
+    }
+    // The same again, each step launched ahead, three times so that captured steps are replayed too.
+    for _ in 0..3 {
+        let first = batch(0, &|sequence| (prompt(sequence), None));
+        let mut flying = (runner.launch(&first, &asked(&first)).unwrap(), first);
+        for step in 1..=steps.len() {
+            let before = runner.backend().counts();
+            let ahead = (step < steps.len()).then(|| {
+                assert!(flying.0.runs() && flying.0.samples());
+                let batch = batch(step, &|sequence| (vec![0], Some(place(step - 1, sequence))));
+                let launched = runner.launch_after(Some(&flying.0), &batch, &asked(&batch)).unwrap();
+                let after = runner.backend().counts();
+                assert_eq!((after.reads - before.reads, after.submits - before.submits), (0, 1));
+                (launched, batch)
+            });
+            let (launched, batch) = flying;
+            let inputs: Vec<_> = asked(&batch).into_iter().map(Some).collect();
+            let got = next(runner.finish(launched, &batch, &inputs).unwrap());
+            assert_eq!(got, want[step - 1], "step {}", step - 1);
+            let Some(ahead) = ahead else { break };
+            flying = ahead;
+        }
+    }
+    // Without the step before there are no tokens.
+    let batch = batch(1, &|sequence| (vec![0], Some(place(0, sequence))));
+    assert!(matches!(runner.launch(&batch, &asked(&batch)), Err(Error::Shape { op: "step", .. })));
 }
 
 /// The next event, or `None` if none comes.
@@ -318,8 +412,9 @@ fn the_next_step_is_launched_before_listeners_hear_of_the_last_one() {
         assert!(matches!(next(&mut receiver, LONG), Some(Event::Started { .. })));
         for step in 1..=5 {
             permit.send(()).unwrap();
-            if late && step == 1 {
-                // It has been computed. The next step waits for a permit, and so does the listener.
+            if late && step <= 2 {
+                // The first two are launched before the first is read. Then the third waits for a permit, and so does the
+                // listener.
                 assert_eq!(next(&mut receiver, SHORT), None);
                 continue;
             }
@@ -328,7 +423,7 @@ fn the_next_step_is_launched_before_listeners_hear_of_the_last_one() {
         }
         // The last step has none after it.
         let rest: Vec<Event> = std::iter::from_fn(|| receiver.blocking_recv()).collect();
-        assert_eq!((tokens(&rest).len(), reason(&rest)), (usize::from(late), Finish::Length));
+        assert_eq!((tokens(&rest).len(), reason(&rest)), (if late { 2 } else { 0 }, Finish::Length));
     }
 }
 
@@ -339,14 +434,15 @@ fn late() -> Faulty {
     Faulty::default().late(true)
 }
 
-/// Sequences that end at their length or at a token are left out of the next step. A stop string is found while that runs.
+/// Sequences that end at their length are left out of the next step. That has been launched ahead when a token ends one, and
+/// the step after it when a stop string is found.
 #[test]
 fn what_is_computed_in_vain_is_counted() {
     let asked = || request(&[20; 3], 5);
     let all = [
         (asked(), Finish::Length, 0),
-        (Request { stop_tokens: vec![30], ..asked() }, Finish::End, 0),
-        (Request { stops: vec!["t30".into()], ..asked() }, Finish::Stop("t30".into()), 1),
+        (Request { stop_tokens: vec![30], ..asked() }, Finish::End, 1),
+        (Request { stops: vec!["t30".into()], ..asked() }, Finish::Stop("t30".into()), 2),
     ];
     for is_late in [true, false] {
         let handle = start_on(move || Faulty::default().late(is_late));

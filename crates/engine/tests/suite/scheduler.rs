@@ -264,6 +264,27 @@ fn slide(
     }
 }
 
+/// Writes for nothing: of parts whose sequence has ended, or of a step that was launched after one that failed. What they write
+/// may be read by nobody.
+fn waste(parts: &[BatchPart], page: usize, cache: &mut Cache, swa: &mut Cache, states: &mut States) {
+    for part in parts {
+        let slot = |pages: &[u32], at: usize| (pages[at / page], at % page);
+        for at in part.start..part.start + part.tokens.len() {
+            cache.insert(slot(&part.blocks, at), 0);
+            swa.extend(part.swa_blocks.iter().map(|pages| (slot(pages, at), 0)));
+        }
+        states.extend(part.state.iter().map(|rows| (rows.to, 0)));
+    }
+}
+
+/// The tokens that a step samples are those that the step launched ahead of them computes.
+fn follow(next: &mut Batch, sampled: &[Vec<u32>]) {
+    for part in &mut next.parts {
+        assert_eq!((part.tokens.len(), part.logits), (1, LogitsRows::Last));
+        part.tokens = vec![sampled[part.follows.take().unwrap()][0]];
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
@@ -282,11 +303,14 @@ proptest! {
         swa in prop::option::of((1usize..30, 1usize..7, 0usize..20)),
         costs in prop_oneof![Just(None), Just(Some(0.0)), Just(Some(0.3))],
         draft_model in proptest::option::of((prop_oneof![Just(0.0f32), Just(0.2)], 5usize..60)),
+        // True if steps are launched ahead where they can be.
+        ahead in prop::bool::ANY,
     ) {
         let model = draft_model.map(|(step, context)| DraftModelCost { step: StepCost::Known { first: step, more: step / 8.0 }, context });
         let drafts = costs.map(|token| DraftCosts { step: StepCost::Known { first: 1.0, more: token }, model });
         let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, drafts };
-        let state_rows = snapshots.map_or(0, |snapshots| 2 * slots + snapshots);
+        let each = if ahead { 4 } else { 2 };
+        let state_rows = snapshots.map_or(0, |snapshots| each * slots + snapshots);
         let pool = BlockPool::with_states(pages, page, state_rows);
         let pool = match swa {
             Some((tokens, tile, spare)) => {
@@ -302,6 +326,7 @@ proptest! {
             requests.into_iter().enumerate().map(|(i, a)| (SeqId(i as u64), a)).collect();
         let mut ended = 0;
         let total = waiting.len();
+        let mut launched = None;
         for step in 0.. {
             prop_assert!(step < 20_000, "it does not end");
             for (id, asked) in waiting.extract_if(.., |(_, a)| a.at_step <= step) {
@@ -331,8 +356,10 @@ proptest! {
                     }
                 }
             }
-            guess(&mut s, page, &mut draft_cache, &known);
-            let Some(batch) = s.next_batch() else {
+            if launched.is_none() {
+                guess(&mut s, page, &mut draft_cache, &known);
+            }
+            let Some(all) = launched.take().or_else(|| s.next_batch()) else {
                 prop_assert!(s.is_idle(), "{} wait and nothing runs", s.waiting());
                 prop_assert!(s.check().is_ok(), "{:?}", s.check());
                 prop_assert_eq!(s.pool().in_use(), 0);
@@ -341,7 +368,11 @@ proptest! {
                 }
                 continue;
             };
-            let rows: usize = batch.parts.iter().map(|p| p.tokens.len()).sum();
+            let (parts, gone): (Vec<_>, Vec<_>) =
+                all.parts.iter().cloned().partition(|part| known.contains_key(&part.id));
+            waste(&gone, page, &mut cache, &mut swa_cache, &mut states);
+            let batch = Batch { parts };
+            let rows: usize = all.parts.iter().map(|p| p.tokens.len()).sum();
             prop_assert!(rows <= budget.max(2 * slots) && rows > 0);
             let encodes = |p: &BatchPart| p.cross.as_ref().is_some_and(|cross| cross.encode);
             prop_assert!(batch.parts.iter().filter(|p| encodes(p)).count() <= 1);
@@ -362,9 +393,28 @@ proptest! {
                 slide(&batch, page, s.pool().window(), &mut swa_cache, &known);
             }
             prop_assert!(batch.parts.iter().all(|p| p.swa_blocks.is_some() == swa.is_some()));
-            let full = s.commit(&batch, &sampled);
-            for ((part, next), full) in batch.parts.iter().zip(&sampled).zip(full) {
-                let seq = known.get_mut(&part.id).unwrap();
+            let mut of_each = sampled.iter();
+            let sampled: Vec<Vec<u32>> = all.parts.iter().map(|part| match known.contains_key(&part.id) {
+                true => of_each.next().unwrap().clone(),
+                false => Vec::new(),
+            }).collect();
+            if ahead {
+                s.advance(&all);
+                launched = s.next_ahead(&all);
+                prop_assert!(s.check().is_ok(), "{:?}", s.check());
+                // A step that fails is computed again, and what was launched after it never.
+                if step % 7 == 3 && let Some(next) = launched.take() {
+                    waste(&next.parts, page, &mut cache, &mut swa_cache, &mut states);
+                    s.drop_ahead();
+                }
+            }
+            let full = s.commit(&all, &sampled);
+            if let Some(next) = &mut launched {
+                follow(next, &sampled);
+                s.advance(next);
+            }
+            for ((part, next), full) in all.parts.iter().zip(&sampled).zip(full) {
+                let Some(seq) = known.get_mut(&part.id) else { continue };
                 seq.tokens.extend(next);
                 seq.generated += next.len();
                 // Without a token it is the end of a prompt whose log-probabilities are all that was asked for.
@@ -426,6 +476,52 @@ pub(super) fn step(s: &mut Scheduler) -> Option<Batch> {
     s.commit(&batch, &sevens(&batch));
     s.check().unwrap();
     Some(batch)
+}
+
+/// A step is launched before the tokens that it computes are known, unless it depends on them.
+#[test]
+fn a_step_is_planned_ahead_where_it_can_be() {
+    let mut s = scheduler(100, 2, 16, 40);
+    submit(&mut s, 0, vec![1; 20], 5);
+    // Not to the end of the prompt.
+    let first = s.next_batch().unwrap();
+    s.advance(&first);
+    assert_eq!(s.next_ahead(&first), None);
+    s.commit(&first, &[vec![]]);
+    // Four tokens are computed ahead, one after the other: the last of five is not computed.
+    let mut running = s.next_batch().unwrap();
+    s.advance(&running);
+    for at in 20..24 {
+        let mut next = s.next_ahead(&running).unwrap();
+        let part = &next.parts[0];
+        let has = (part.start, part.tokens.len(), part.blocks.len(), part.follows);
+        assert_eq!((has, part.logits), ((at, 1, at / 4 + 1, Some(0)), LogitsRows::Last));
+        assert_eq!(s.commit(&running, &[vec![7]]), [false]);
+        follow(&mut next, &[vec![7]]);
+        s.advance(&next);
+        running = next;
+    }
+    assert_eq!(s.next_ahead(&running), None);
+    assert_eq!(s.commit(&running, &[vec![7]]), [true]);
+    // One of two that run ends, and is left out. One that waits is admitted first if there is a slot.
+    submit(&mut s, 1, vec![2; 3], 2);
+    submit(&mut s, 2, vec![3; 3], 9);
+    let running = s.next_batch().unwrap();
+    s.advance(&running);
+    let next = s.next_ahead(&running).unwrap();
+    assert_eq!(
+        next.parts.iter().map(|part| (part.id.0, part.follows)).collect::<Vec<_>>(),
+        [(1, Some(0)), (2, Some(1))]
+    );
+    s.commit(&running, &sevens(&running));
+    s.advance(&next);
+    submit(&mut s, 3, vec![4; 3], 2);
+    let after = s.next_ahead(&next).unwrap();
+    assert_eq!(after.parts.iter().map(|part| (part.id.0, part.follows)).collect::<Vec<_>>(), [(2, Some(1))]);
+    assert_eq!(s.commit(&next, &sevens(&next)), [true, false]);
+    s.advance(&after);
+    assert_eq!(s.next_ahead(&after), None);
+    s.check().unwrap();
 }
 
 #[test]

@@ -133,6 +133,7 @@ fn metrics_have_the_names_that_routers_and_dashboards_read() {
     assert!(of(&samples, "iteration_tokens_total_count", "") >= 4.0);
     for name in [
         "failed_steps_total",
+        "steps_ahead_total",
         "wasted_tokens_total",
         "reused_answer_tokens_total",
         "page_faults_total",

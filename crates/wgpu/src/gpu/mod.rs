@@ -10,7 +10,7 @@ mod record;
 mod replay;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 use tallow_core::{Error, Result};
@@ -66,14 +66,27 @@ pub(crate) struct Gpu {
     work: Cell<u64>,
     /// Bytes written that the device may not have taken yet.
     ahead: Cell<usize>,
+    /// Submissions that may not be finished, oldest first: at most [`IN_FLIGHT`].
+    in_flight: RefCell<VecDeque<(u64, wgpu::SubmissionIndex)>>,
+    /// Number of the last submission.
+    submitted: Cell<u64>,
     /// Staging buffer for reads.
     staging: RefCell<Option<wgpu::Buffer>>,
     counts: Cell<Counts>,
 }
 
-/// Ranges of blocks on their way to the host: the buffer that receives them, and their bytes; `None` if there are none.
+/// Ranges of blocks on their way to the host; `None` if there are none.
 #[derive(Debug)]
-pub(crate) struct Transfer(Option<(wgpu::Buffer, u64)>);
+pub(crate) struct Transfer(Option<Staged>);
+
+/// The buffer that receives them.
+#[derive(Debug)]
+struct Staged {
+    buffer: wgpu::Buffer,
+    bytes: u64,
+    /// Number of the submission that fills it.
+    submission: u64,
+}
 
 /// Bytes of parameters per submission.
 const PARAMS: u64 = 1 << 20;
@@ -84,6 +97,9 @@ const AHEAD: usize = 64 << 20;
 /// Multiplications per submission. Systems with a display reset a GPU that is busy for seconds; a slow GPU needs about
 /// 0.1 s for this many.
 const WORK: u64 = 50_000_000_000;
+/// Submissions that run or wait to run while the next one is recorded: as few as keep the device busy, so that a cancelled
+/// request does not have to wait for many.
+const IN_FLIGHT: u64 = 2;
 
 impl Gpu {
     /// Opens a device with all the limits that it offers.
@@ -129,6 +145,8 @@ impl Gpu {
             params_buffer,
             work: Cell::default(),
             ahead: Cell::default(),
+            in_flight: RefCell::default(),
+            submitted: Cell::default(),
             staging: RefCell::default(),
             counts: Cell::default(),
         };
@@ -221,21 +239,31 @@ impl Gpu {
         let mut at = 0;
         for (block, start, len) in wanted.iter().filter(|(_, _, len)| *len > 0) {
             let (from, to) = (block.buffer().clone(), staging.clone());
-            self.recorded.borrow_mut().push(Recorded::Fetch { from, start: *start, to, at, len: *len });
+            self.recorded.borrow_mut().push(Recorded::Copy { from, start: *start, to, at, len: *len });
             at += len;
         }
-        Ok(Transfer(Some((staging, bytes))))
+        Ok(Transfer(Some(Staged { buffer: staging, bytes, submission: self.submitted.get() + 1 })))
+    }
+
+    /// Copies bytes between different blocks; places and the length are multiples of four.
+    pub(crate) fn copy(&self, (from, start): (&Block, u64), (to, at): (&Block, u64), len: u64) {
+        let (from, to) = (from.buffer().clone(), to.buffer().clone());
+        self.recorded.borrow_mut().push(Recorded::Copy { from, start, to, at, len });
     }
 
     /// Waits for a transfer, and returns its ranges, one after the other.
     pub(crate) fn receive(&self, transfer: Transfer) -> Result<Vec<u8>> {
-        let Some((staging, bytes)) = transfer.0 else { return Ok(Vec::new()) };
-        self.submit()?;
+        let Some(Staged { buffer: staging, bytes, submission }) = transfer.0 else { return Ok(Vec::new()) };
+        if submission > self.submitted.get() {
+            self.submit()?;
+        }
         self.count(|c| c.reads += 1);
         let (tell, told) = std::sync::mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, 0..bytes, move |mapped| drop(tell.send(mapped)));
         self.encode_ahead();
-        self.wait()?;
+        if !self.wait_for(submission)? {
+            self.wait()?;
+        }
         let failed = |why: String| Error::Device { device: self.about.name.clone(), why };
         match told.try_recv() {
             Ok(Ok(())) => {}
@@ -260,7 +288,21 @@ impl Gpu {
 
     /// Waits until the device has finished all submitted work.
     pub(crate) fn wait(&self) -> Result<()> {
-        let polled = self.device.poll(wgpu::PollType::wait_indefinitely());
+        self.in_flight.borrow_mut().clear();
+        self.poll(wgpu::PollType::wait_indefinitely())
+    }
+
+    /// Waits until the device has finished a submission. Returns whether it had to: not for one that was waited for before.
+    fn wait_for(&self, submission: u64) -> Result<bool> {
+        let mut in_flight = self.in_flight.borrow_mut();
+        let finished = in_flight.iter().take_while(|(number, _)| *number <= submission).count();
+        let Some((_, index)) = in_flight.drain(..finished).next_back() else { return Ok(false) };
+        self.poll(wgpu::PollType::Wait { submission_index: Some(index), timeout: None })?;
+        Ok(true)
+    }
+
+    fn poll(&self, until: wgpu::PollType) -> Result<()> {
+        let polled = self.device.poll(until);
         self.faults.check()?;
         let failed =
             |e: wgpu::PollError| Error::Device { device: self.about.name.clone(), why: e.to_string() };
@@ -273,8 +315,7 @@ impl Gpu {
         encoder.finish()
     }
 
-    /// Submits the recorded work. At most one submission runs while the next is recorded, so that a cancelled request
-    /// does not have to wait for many.
+    /// Submits the recorded work, as soon as fewer than [`IN_FLIGHT`] submissions are left before it.
     pub(crate) fn submit(&self) -> Result<()> {
         // Taken before anything can fail, so that failed work is not repeated by the next step.
         let recorded = std::mem::take(&mut *self.recorded.borrow_mut());
@@ -287,12 +328,18 @@ impl Gpu {
         if recorded.is_empty() && replay.is_none() {
             return self.faults.check();
         }
-        let commands = (!recorded.is_empty()).then(|| self.encode(&recorded));
-        self.wait()?;
+        let (before, replay) = replay.map_or((0, None), |(before, replay)| (before, Some(replay)));
+        let (before, after) = recorded.split_at(before);
+        let encode = |recorded: &[Recorded]| (!recorded.is_empty()).then(|| self.encode(recorded));
+        let commands: Vec<_> = [encode(before), replay, encode(after)].into_iter().flatten().collect();
+        let number = self.submitted.get() + 1;
+        self.wait_for(number.saturating_sub(IN_FLIGHT))?;
         if !params.is_empty() {
             self.queue.write_buffer(&self.params_buffer, 0, &params);
         }
-        self.queue.submit(replay.into_iter().chain(commands));
+        let index = self.queue.submit(commands);
+        self.in_flight.borrow_mut().push_back((number, index));
+        self.submitted.set(number);
         self.ahead.set(0);
         self.count(|c| c.submits += 1);
         self.faults.check()

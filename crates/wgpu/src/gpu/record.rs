@@ -149,7 +149,7 @@ pub(super) struct Pipeline {
 pub(super) enum Recorded {
     Run { pipeline: Rc<Pipeline>, group: wgpu::BindGroup, params: u32, grid: [u32; 3] },
     Clear(wgpu::Buffer),
-    Fetch { from: wgpu::Buffer, start: u64, to: wgpu::Buffer, at: u64, len: u64 },
+    Copy { from: wgpu::Buffer, start: u64, to: wgpu::Buffer, at: u64, len: u64 },
 }
 
 /// Encodes the recorded commands; consecutive launches share a compute pass.
@@ -169,7 +169,7 @@ pub(super) fn encode(encoder: &mut wgpu::CommandEncoder, recorded: &[Recorded]) 
                 pass = None;
                 encoder.clear_buffer(buffer, 0, None);
             }
-            Recorded::Fetch { from, start, to, at, len } => {
+            Recorded::Copy { from, start, to, at, len } => {
                 pass = None;
                 encoder.copy_buffer_to_buffer(from, *start, to, *at, *len);
             }

@@ -24,8 +24,8 @@ pub(super) struct Ahead {
     last: Option<Rc<[Captured]>>,
     /// Encoded commands of a replay, as they are at the beginning of a submission.
     encoded: Option<(Rc<[Captured]>, wgpu::CommandBuffer)>,
-    /// Encoded commands with which the next submission begins, before what is recorded.
-    pub next: Option<wgpu::CommandBuffer>,
+    /// Encoded commands of the next submission, and the number of recorded ones that come before them.
+    pub next: Option<(usize, wgpu::CommandBuffer)>,
 }
 
 /// A capture under way.
@@ -93,10 +93,8 @@ impl Gpu {
     /// Records again what was captured, or uses what was encoded ahead of time.
     pub(crate) fn replay(&self, captured: &Rc<[Captured]>) -> Result<()> {
         self.count(|c| c.replays += 1);
-        // Parameters of encoded commands lie at fixed offsets.
-        let begins = self.recorded.borrow().is_empty()
-            && self.params.borrow().is_empty()
-            && self.capture.borrow().is_none();
+        // Parameters of encoded commands lie at fixed offsets. What is copied before needs none.
+        let begins = self.params.borrow().is_empty() && self.capture.borrow().is_none();
         let (true, [one]) = (begins, &captured[..]) else { return self.record_again(captured) };
         let mut ahead = self.encoded_ahead.borrow_mut();
         ahead.last = Some(captured.clone());
@@ -104,7 +102,7 @@ impl Gpu {
             drop(ahead);
             return self.record_again(captured);
         };
-        ahead.next = Some(commands);
+        ahead.next = Some((self.recorded.borrow().len(), commands));
         self.params.borrow_mut().extend_from_slice(&one.params);
         self.work.set(one.work);
         self.count(|c| {

@@ -120,6 +120,9 @@ impl Wgpu {
 
     /// Copies between different blocks.
     pub(crate) fn copy_apart(&self, op: &Copy<'_, Wgpu>) -> Result<()> {
+        if self.copy_bytes(op)? {
+            return Ok(());
+        }
         let mut params = Vec::new();
         let args = |params: &mut Vec<Param>| -> Result<Vec<Arg<'_>>> {
             let mut args = vec![
@@ -143,6 +146,18 @@ impl Wgpu {
         ]);
         let kernel = Kernel::new("copy_packed").with("PACK", 4 / size);
         self.by_element(kernel, (1, last.saturating_sub(first)), args, params)
+    }
+
+    /// Copies views without gaps, of whole words, without a kernel. Returns whether they are.
+    fn copy_bytes(&self, op: &Copy<'_, Wgpu>) -> Result<bool> {
+        let ((start, len), (at, _)) = (Wgpu::extent(op.from), Wgpu::extent(op.to));
+        let has_words = [start, at, len].iter().all(|bytes| bytes.is_multiple_of(4));
+        let is_whole = op.from.is_contiguous() && op.to.is_contiguous() && has_words;
+        if is_whole {
+            let (from, to) = ((block(op.from)?, start as u64), (block(op.to)?, at as u64));
+            self.gpu.copy(from, to, len as u64);
+        }
+        Ok(is_whole)
     }
 
     pub(crate) fn route_into(&self, op: &Route<'_, Wgpu>, out: &Tensor<Wgpu>) -> Result<()> {

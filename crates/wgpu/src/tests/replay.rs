@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tallow_core::ops::{Eltwise, EltwiseOp};
+use tallow_core::ops::{Copy, Eltwise, EltwiseOp};
 use tallow_core::{Backend, Memory, Result, Tensor};
 
 use super::found;
@@ -91,11 +91,16 @@ fn a_replay_that_was_encoded_ahead_is_as_any() {
     write(6.0);
     second.launch().unwrap();
     assert_eq!((read(&twenty), ahead() - start), (vec![120.0, -120.0], 4));
+    // What is copied before has none.
+    let seven = b.upload_row(&[7f32, -7.0]).unwrap();
+    b.run(Copy { from: &seven, to: &x }).unwrap();
+    second.launch().unwrap();
+    assert_eq!((read(&twenty), ahead() - start), (vec![140.0, -140.0], 5));
     // Within a capture it is part of what is captured.
     let both = b.capture(&mut || second.launch()).unwrap().unwrap();
-    write(7.0);
+    write(8.0);
     both.launch().unwrap();
-    assert_eq!(read(&twenty), [140.0, -140.0]);
+    assert_eq!(read(&twenty), [160.0, -160.0]);
 }
 
 #[test]

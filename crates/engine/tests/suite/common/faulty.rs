@@ -195,18 +195,35 @@ impl Backend for Faulty {
         if self.lost.get() || has(LOST) {
             return Err(self.lose());
         }
-        self.fails.set(has(FAILS_LATE));
+        // Until the step is waited for, whatever is launched after it.
+        self.fails.set(self.fails.get() || has(FAILS_LATE));
         self.lost.set(has(LOST_LATE));
-        // A NaN token poisons the row after it in its sequence.
-        let after = |r: usize| !self.chained && r > 0 && ids[r - 1] == NOT_A_NUMBER;
-        let own = |r: usize| if self.chained { ids[r] as f32 } else { 0.0 };
-        let value = |r: usize| if after(r) { f32::NAN } else { own(r) };
-        let cols = op.table.cols();
-        let values: Vec<f32> = (0..ids.len()).flat_map(|r| vec![value(r); cols]).collect();
+        let (cols, chained) = (op.table.cols(), self.chained);
         let x = self.like(ids.len(), cols)?;
-        let out = x.clone();
-        self.launch(move || set(&out, &values, f32::to_le_bytes));
+        let (ids, out) = (op.ids.clone(), x.clone());
+        self.launch(move || {
+            // Tokens that the step before samples are there by now.
+            let ids = u32s(&ids);
+            // A NaN token poisons the row after it in its sequence.
+            let after = |r: usize| !chained && r > 0 && ids[r - 1] == NOT_A_NUMBER;
+            let own = |r: usize| if chained { ids[r] as f32 } else { 0.0 };
+            let value = |r: usize| if after(r) { f32::NAN } else { own(r) };
+            let values: Vec<f32> = (0..ids.len()).flat_map(|r| vec![value(r); cols]).collect();
+            set(&out, &values, f32::to_le_bytes);
+        });
         Ok(x)
+    }
+
+    /// Copies tokens.
+    fn copy(&self, op: &Copy<'_, Self>) -> Result<()> {
+        let (from, to) = (op.from.clone(), op.to.clone());
+        if from.dtype() == DType::U32 {
+            self.launch(move || {
+                let (bytes, at) = (elements(&from), to.offset() * to.dtype().size());
+                to.buf().borrow_mut()[at..at + bytes.len()].copy_from_slice(&bytes);
+            });
+        }
+        Ok(())
     }
 
     fn topk(&self, op: &TopK<'_, Self>) -> Result<TopKOut<Self>> {

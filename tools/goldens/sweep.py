@@ -30,6 +30,7 @@ MAY = {
     "cohere2": dict(attention_bias=BOTH, logit_scale=[0.25, 1.0], sliding_window=[3, 6], sliding_window_pattern=[2, 3]),
     "deepseek_v2": dict(topk_method=["greedy", "group_limited_greedy"], attention_bias=BOTH, routed_scaling_factor=[1.0, 1.7]),
     "deepseek_v3": dict(norm_topk_prob=BOTH, attention_bias=BOTH, rope_interleave=BOTH, routed_scaling_factor=[1.0, 1.7]),
+    "dots1": dict(norm_topk_prob=BOTH, attention_bias=BOTH, routed_scaling_factor=[1.0, 1.7], hidden_act=ACTS, sliding_window=[3, 7], max_window_layers=[0, 1, 2, 9], num_experts_per_tok=[1, 3]),
     "ernie4_5": dict(use_bias=BOTH),
     "exaone4": dict(),
     "gemma": dict(hidden_activation=ACTS, attention_bias=BOTH),
@@ -72,7 +73,7 @@ MAY = {
     "starcoder2": dict(use_bias=BOTH, sliding_window=[None, 5], hidden_act=ACTS),
 }
 # What has layers of two kinds, in any order, and what the other kind is called.
-TYPES = {kind: "sliding_attention" for kind in ("cohere2", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "ministral", "mistral", "olmo3", "qwen2", "qwen3")}
+TYPES = {kind: "sliding_attention" for kind in ("cohere2", "dots1", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "ministral", "mistral", "olmo3", "qwen2", "qwen3")}
 TYPES |= {kind: "linear_attention" for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")}
 # What never has heads of another size than follows from the others.
 SHARED = ("cohere", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gpt2", "gpt_neox", "granite", "granitemoe", "olmo2", "olmo3", "olmoe", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "stablelm", "starcoder2")
@@ -85,6 +86,7 @@ DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_d
 MUST = {
     "deepseek_v2": LATENT,
     "deepseek_v3": LATENT,
+    "dots1": dict(moe_intermediate_size=20, n_routed_experts=8, n_shared_experts=2, n_group=2, topk_group=1, num_experts_per_tok=2, first_k_dense_replace=1),
     "exaone4": dict(sliding_window=5),
     "gemma2": dict(sliding_window=5),
     "gemma3_text": dict(sliding_window=5),

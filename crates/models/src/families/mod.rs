@@ -27,6 +27,7 @@ families! {
     cohere,
     deepseek,
     distilbert,
+    dots1,
     ernie4_5,
     exaone4,
     gemma,

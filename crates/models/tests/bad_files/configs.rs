@@ -143,6 +143,9 @@ fn c3_12_settings_that_some_families_have() {
         ("MiniMaxM2ForCausalLM", "rotary_dim", json!(1000)),
         ("MiniMaxM2ForCausalLM", "num_experts_per_tok", json!(1000)),
         ("Glm4MoeLiteForCausalLM", "scoring_func", json!("softmax")),
+        ("Dots1ForCausalLM", "scoring_func", json!("softmax")),
+        ("Dots1ForCausalLM", "moe_layer_freq", json!(2)),
+        ("Dots1ForCausalLM", "n_routed_experts", Value::Null),
     ] {
         let mut config = folder::config();
         for (called, key) in [("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer")] {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod adapters;
+mod ahead;
 mod bad_weights;
 mod candidates;
 mod common;

@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tallow_core::{Backend, DType, Error};
+use tallow_core::{Backend, DType};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::answer::{Answer, TextStep};
 use tallow_engine::block_pool::{BlockPool, Chain};
@@ -17,11 +17,9 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Event, Failure, Finish, LoadLora, Request};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::lora::{LoraId, LoraRef};
-use tallow_engine::runner::{Outcome, Runner, SampleInput};
-use tallow_engine::sampler::{Choice, NotFinite, Sampler, Sampling};
-use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, DraftCosts, Limits, LogitsRows, NewSeq, Scheduler, SeqId, StepCost,
-};
+use tallow_engine::runner::{Runner, SampleInput};
+use tallow_engine::sampler::{Choice, Sampler, Sampling};
+use tallow_engine::scheduler::{ClientId, DraftCosts, Limits, NewSeq, Scheduler, SeqId, StepCost};
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
@@ -119,7 +117,7 @@ fn requests(count: usize, adapters: usize) -> Vec<Asked> {
 }
 
 /// A model on a device, with so many pages of its cache.
-fn runner<B: Backend>(b: B, model: &Model, pages: usize) -> Runner<B> {
+pub(crate) fn runner<B: Backend>(b: B, model: &Model, pages: usize) -> Runner<B> {
     let decoder = Decoder::load(&b, model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
     Runner::new(b, decoder, KvShape { dtype: DType::F32, page_len: 4, pages, swa_pages: 0, state_rows: 0 })
         .unwrap()
@@ -312,78 +310,6 @@ fn answers_of_a_model_are_those_of_one_step_after_another_on_a_gpu() {
         compare(|| Wgpu::open(&devices()[0]).unwrap(), &asked, 2, cost);
     }
     compare(|| Wgpu::open(&devices()[0]).unwrap(), &greedy(requests(500, 2)), 2, None);
-}
-
-/// Steps of sequences that take the likeliest token are recorded before the tokens of the step before are read: the device gets
-/// these from that step, also where one sequence has left and where the plan changes its size.
-#[test]
-fn a_step_is_recorded_before_the_one_before_it_is_read() {
-    if needed("Vulkan or Metal device", devices().first()).is_none() {
-        return;
-    }
-    let (model, greedy) = (model(), Sampling::greedy());
-    let runner = runner(Wgpu::open(&devices()[0]).unwrap(), &model, 64);
-    let part = |sequence: usize, start: usize, tokens: Vec<u32>, follows: Option<usize>| {
-        let blocks = (8 * sequence as u32..8 * sequence as u32 + 8).collect();
-        let id = SeqId(sequence as u64);
-        BatchPart { start, follows, ..BatchPart::new(id, tokens, blocks, LogitsRows::Last) }
-    };
-    // For each step its sequences, which have had three tokens more than steps.
-    let steps: [&[usize]; 5] = [&[0, 1, 2, 3, 4], &[0, 1, 3, 4], &[0, 1, 3, 4], &[1, 4], &[1]];
-    let sampler = Sampler::new(greedy, &[]);
-    let asked =
-        |batch: &Batch| vec![SampleInput { sampler: &sampler, prompt: &[], input: None }; batch.parts.len()];
-    let prompt = |sequence: usize| vec![20 + sequence as u32, 30, 41];
-    let mut want: Vec<Vec<u32>> = Vec::new();
-    let batch = |step: usize, tokens: &dyn Fn(usize) -> (Vec<u32>, Option<usize>)| {
-        let start = if step == 0 { 0 } else { 2 + step };
-        let one = |&sequence: &usize| {
-            let (tokens, follows) = tokens(sequence);
-            part(sequence, start, tokens, follows)
-        };
-        Batch { parts: steps[step].iter().map(one).collect() }
-    };
-    let place = |step: usize, sequence: usize| steps[step].iter().position(|s| *s == sequence).unwrap();
-    let next = |outcomes: Vec<Result<_, _>>| -> Vec<u32> {
-        outcomes
-            .into_iter()
-            .map(|outcome: Result<Outcome, NotFinite>| outcome.unwrap().next[0].token)
-            .collect()
-    };
-    for step in 0..steps.len() {
-        let known = |sequence: usize| match step.checked_sub(1) {
-            None => (prompt(sequence), None),
-            Some(before) => (vec![want[before][place(before, sequence)]], None),
-        };
-        let batch = batch(step, &known);
-        let outcomes = runner.run(&batch, &asked(&batch)).unwrap();
-        want.push(next(outcomes));
-    }
-    // The same again, each step launched ahead, three times so that captured steps are replayed too.
-    for _ in 0..3 {
-        let first = batch(0, &|sequence| (prompt(sequence), None));
-        let mut flying = (runner.launch(&first, &asked(&first)).unwrap(), first);
-        for step in 1..=steps.len() {
-            let before = runner.backend().counts();
-            let ahead = (step < steps.len()).then(|| {
-                assert!(flying.0.runs() && flying.0.samples());
-                let batch = batch(step, &|sequence| (vec![0], Some(place(step - 1, sequence))));
-                let launched = runner.launch_after(Some(&flying.0), &batch, &asked(&batch)).unwrap();
-                let after = runner.backend().counts();
-                assert_eq!((after.reads - before.reads, after.submits - before.submits), (0, 1));
-                (launched, batch)
-            });
-            let (launched, batch) = flying;
-            let inputs: Vec<_> = asked(&batch).into_iter().map(Some).collect();
-            let got = next(runner.finish(launched, &batch, &inputs).unwrap());
-            assert_eq!(got, want[step - 1], "step {}", step - 1);
-            let Some(ahead) = ahead else { break };
-            flying = ahead;
-        }
-    }
-    // Without the step before there are no tokens.
-    let batch = batch(1, &|sequence| (vec![0], Some(place(0, sequence))));
-    assert!(matches!(runner.launch(&batch, &asked(&batch)), Err(Error::Shape { op: "step", .. })));
 }
 
 /// The next event, or `None` if none comes.

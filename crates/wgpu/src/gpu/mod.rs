@@ -333,7 +333,10 @@ impl Gpu {
         let encode = |recorded: &[Recorded]| (!recorded.is_empty()).then(|| self.encode(recorded));
         let commands: Vec<_> = [encode(before), replay, encode(after)].into_iter().flatten().collect();
         let number = self.submitted.get() + 1;
-        self.wait_for(number.saturating_sub(IN_FLIGHT))?;
+        if !self.wait_for(number.saturating_sub(IN_FLIGHT))? {
+            // Without a wait a lost device would not say so here.
+            self.poll(wgpu::PollType::Poll)?;
+        }
         if !params.is_empty() {
             self.queue.write_buffer(&self.params_buffer, 0, &params);
         }

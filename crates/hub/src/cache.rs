@@ -327,7 +327,7 @@ impl Cache {
         Ok(())
     }
 
-    /// A model, as needed to load it.
+    /// Paths of a model's files, and the one to load.
     pub(crate) fn snapshot(&self, repo: &RepoName, commit: &str, choice: &Choice) -> Snapshot {
         let folder = self.snapshot_folder(repo, commit);
         let files: Vec<_> = choice.files.iter().map(|f| folder.join(f)).collect();

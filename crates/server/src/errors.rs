@@ -80,7 +80,7 @@ impl ApiError {
         self.code
     }
 
-    /// Maps an engine failure; `alive`: whether the engine still runs.
+    /// The answer to a failure of the engine. `alive`: true if it still runs.
     pub(crate) fn engine(failure: Failure, alive: bool) -> ApiError {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         match failure {

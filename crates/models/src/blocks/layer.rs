@@ -104,7 +104,7 @@ pub struct Layer<B: Backend> {
     order: Order,
     residual_scale: f32,
     per_layer: Option<PerLayerInput<B>>,
-    /// [1, 1]
+    /// Multiplies the output: [1, 1].
     scale: Option<Tensor<B>>,
 }
 

@@ -94,9 +94,13 @@ impl Gpu {
     pub(crate) fn replay(&self, captured: &Rc<[Captured]>) -> Result<()> {
         self.count(|c| c.replays += 1);
         // Parameters of encoded commands lie at fixed offsets. What is copied before needs none.
-        let begins = self.params.borrow().is_empty() && self.capture.borrow().is_none();
-        let (true, [one]) = (begins, &captured[..]) else { return self.record_again(captured) };
         let mut ahead = self.encoded_ahead.borrow_mut();
+        let begins =
+            self.params.borrow().is_empty() && self.capture.borrow().is_none() && ahead.next.is_none();
+        let (true, [one]) = (begins, &captured[..]) else {
+            drop(ahead);
+            return self.record_again(captured);
+        };
         ahead.last = Some(captured.clone());
         let Some((_, commands)) = ahead.encoded.take_if(|(of, _)| Rc::ptr_eq(of, captured)) else {
             drop(ahead);

@@ -15,7 +15,7 @@ use tallow_engine::scheduler::{
 };
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
-use tallow_support::{golden, needed};
+use tallow_support::{ci, golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 
 /// Makes a device with the given number of threads, where the device has threads.
@@ -205,7 +205,7 @@ fn hold_on_a_gpu(path: &str, dtype: DType) {
     let found = devices();
     if let Some(found) = needed("Vulkan or Metal device", found.first()) {
         let gpu = Wgpu::open(found).unwrap();
-        hold(&|_| gpu.clone(), 12, path, dtype);
+        hold(&|_| gpu.clone(), if ci() { 12 } else { 3 }, path, dtype);
     }
 }
 

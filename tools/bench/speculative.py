@@ -5,7 +5,8 @@
 
 Two servers of the same program, one with --speculative off, answer the same requests in turn. "Repeats" is greedy decoding
 of a prompt that repeats itself: a model that copies, or one of random weights, which soon goes in circles, is the best case.
-"Random" is sampled at temperature 1, where nothing can be guessed: the cost. With a draft model there are stories too, greedy
+"Greedy" answers prompts of random tokens, with what a draft model or an MTP layer guesses of them. "Random" is sampled at
+temperature 1, where nothing can be guessed: the cost. With a draft model there are stories too, greedy
 and sampled. All answers of both servers are compared, and those to as many requests of mixed sampling as --requests says.
 Prints a table in Markdown."""
 
@@ -32,6 +33,10 @@ def sampled(number: int) -> dict:
     chance = random.Random(number)
     prompt = [chance.choice(TOKENS) for _ in range(192)]
     return {"prompt": prompt, "max_tokens": 96, "temperature": 1, "seed": number, "ignore_eos": True}
+
+
+def greedy(number: int) -> dict:
+    return sampled(number) | {"temperature": 0}
 
 
 def story(number: int, temperature: float = 0) -> dict:
@@ -85,7 +90,7 @@ def main(args: list[str]) -> int:
     draft = ["--draft", str(options.draft)] if options.draft else []
     stories = [("stories", story), ("stories, sampled", sampled_story)] if draft else []
     kinds = [(f"{name}, {clients} client{'s' * (clients > 1)}", kind, clients)
-             for name, kind in [*stories, ("repeats", repeats), ("random", sampled)] for clients in [1, 8]]
+             for name, kind in [*stories, ("repeats", repeats), ("greedy", greedy), ("random", sampled)] for clients in [1, 8]]
     with running([*serve, "--speculative", "off"]) as (plain, _), running([*serve, *draft]) as (drafts, _):
         print("| requests | plain tokens/s | speculative tokens/s | ratio (least–most) | drafted | right |")
         print("|---|---:|---:|---:|---:|---:|")

@@ -21,8 +21,10 @@ pub struct Names {
     pub joint: Joint,
     /// Encoding of [`Slot::SsmA`].
     pub rate: Rate,
-    /// Prefixes of tensors that the decoder does not use: vision encoders, MTP layers.
+    /// Prefixes of tensors that the decoder does not use: vision encoders, pooling heads.
     pub spare: &'static [&'static str],
+    /// Names of the MTP layer's tensors, and the prefix that all of them have, where that is not the layer behind the last.
+    pub mtp: Option<(&'static str, &'static Names)>,
 }
 
 impl Names {
@@ -74,7 +76,8 @@ impl Names {
 
     /// True if the decoder does not use a tensor.
     pub fn is_unused(&self, name: &str) -> bool {
-        self.spare.iter().any(|base| name.starts_with(base))
+        let mtp = self.mtp.map(|(prefix, _)| prefix);
+        self.spare.iter().copied().chain(mtp).any(|base| name.starts_with(base))
     }
 
     /// Layer number of a tensor, if it belongs to a layer.
@@ -156,11 +159,18 @@ pub const HF: Names = Names {
         (FfnUpShexp, "model.layers.{}.mlp.shared_experts.up_proj"),
         (FfnDownShexp, "model.layers.{}.mlp.shared_experts.down_proj"),
         (AttnKvB, "model.layers.{}.self_attn.kv_b_proj"),
+        (NextnEhProj, "model.layers.{}.eh_proj"),
+        (NextnEmbedTokens, "model.layers.{}.embed_tokens"),
+        (NextnEnorm, "model.layers.{}.enorm"),
+        (NextnHnorm, "model.layers.{}.hnorm"),
+        (NextnSharedHeadHead, "model.layers.{}.shared_head.head"),
+        (NextnSharedHeadNorm, "model.layers.{}.shared_head.norm"),
     ]),
     layout: Layout::Rows,
     joint: Joint::InTurn,
     rate: Rate::Logarithm,
     spare: &[],
+    mtp: None,
 };
 
 /// GGUF names.
@@ -224,11 +234,18 @@ pub const GGUF: Names = Names {
         (SsmOut, "blk.{}.ssm_out"),
         (AttnKB, "blk.{}.attn_k_b"),
         (AttnVB, "blk.{}.attn_v_b"),
+        (NextnEhProj, "blk.{}.nextn.eh_proj"),
+        (NextnEmbedTokens, "blk.{}.nextn.embed_tokens"),
+        (NextnEnorm, "blk.{}.nextn.enorm"),
+        (NextnHnorm, "blk.{}.nextn.hnorm"),
+        (NextnSharedHeadHead, "blk.{}.nextn.shared_head_head"),
+        (NextnSharedHeadNorm, "blk.{}.nextn.shared_head_norm"),
     ]),
     layout: Layout::Rows,
     joint: Joint::InTurn,
     rate: Rate::Negative,
     spare: &[],
+    mtp: None,
 };
 
 /// Tensors that follow from the settings and are not needed.

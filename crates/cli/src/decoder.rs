@@ -19,7 +19,7 @@ use crate::fit::on_one_of;
 use crate::load::{LoadedModel, quantized};
 use crate::memory::{self, Plan};
 use crate::notice::Notice;
-use crate::settings::{EngineConfig, Origin};
+use crate::settings::{EngineConfig, Origin, Speculative};
 use crate::{Failed, terminal};
 
 impl LoadedModel {
@@ -57,7 +57,8 @@ impl LoadedModel {
         names: Vec<String>,
         say: &dyn Fn(&Notice),
     ) -> Result<RunningEngine, Failed> {
-        let plan = |device: &Device| Plan::new(&self.model, self.draft(config), config, device);
+        let model = self.used(config);
+        let plan = |device: &Device| Plan::new(&model, self.draft(config), config, device);
         let handle = candidates(config.device.value).and_then(|(devices, why)| {
             if devices.len() > 1 {
                 // A device should not be passed over for a tokenizer that cannot be read: no other device could read
@@ -70,7 +71,7 @@ impl LoadedModel {
             quantized(&self.model).for_each(|note| say(&note));
             let (started, ram_cache) = on_one_of(&devices, why, plan, say, |device, plan| {
                 self.slow().into_iter().for_each(|why| say(&Notice::Slow(why)));
-                Ok((self.start_on(device, plan, config, names.clone())?, plan.ram_cache))
+                Ok((self.start_on(device, &model, plan, config, names.clone())?, plan.ram_cache))
             })?;
             if ram_cache > 0 {
                 started
@@ -86,8 +87,14 @@ impl LoadedModel {
     }
 
     /// The draft model, if it is used.
-    fn draft(&self, config: &EngineConfig) -> Option<&Model> {
-        self.draft.as_ref().filter(|_| config.may_draft(&self.model.spec))
+    pub(crate) fn draft(&self, config: &EngineConfig) -> Option<&Model> {
+        self.draft.as_ref().filter(|_| config.speculative.value == Speculative::Auto)
+    }
+
+    /// The model, with its MTP layer if that drafts.
+    pub(crate) fn used(&self, config: &EngineConfig) -> Model {
+        let may = config.speculative.value == Speculative::Auto && self.draft.is_none();
+        Model { mtp: may && self.model.has_mtp(), ..self.model.clone() }
     }
 
     /// Warnings about what runs, but slower than users may expect.
@@ -109,13 +116,14 @@ impl LoadedModel {
     fn start_on(
         &self,
         device: &Device,
+        model: &Model,
         plan: &Plan,
         config: &EngineConfig,
         names: Vec<String>,
     ) -> Result<RunningEngine, Failed> {
         let limits = self.limits(config, plan);
-        let (may_draft, draft) = (config.may_draft(&self.model.spec), self.draft(config).cloned());
-        let loading = Loading { draft, ..Loading::new(&self.model, plan.context.value, plan.shape) };
+        let (may_draft, draft) = (config.may_draft(), self.draft(config).cloned());
+        let loading = Loading { draft, ..Loading::new(model, plan.context.value, plan.shape) };
         let unwanted = loading.unwanted.clone();
         let info = || {
             let info = self.info(config, plan, names);
@@ -181,7 +189,7 @@ impl Loading {
     /// Loads the model on an open device, with a progress bar, and with a warm-up if the device wants one.
     pub(crate) fn runner<B: Backend>(&self, b: B, traits: Traits) -> Result<Runner<B>, Failed> {
         let decoder = self.decoder(&b, &self.model, self.context)?;
-        let mut runner = Runner::new(b, decoder, self.shape)?;
+        let mut runner = Runner::new(b, decoder, self.shape)?.with_mtp(self.shape)?;
         if let Some(draft) = &self.draft {
             let context = self.context.min(draft.spec.context);
             let decoder = self.decoder(runner.backend(), draft, context)?;

@@ -198,10 +198,8 @@ impl LoadedModel {
         let Some(chosen) = sources.find("draft", flag)? else { return Ok(self) };
         let refused = |why: &str| Failed::new(format!("draft model {}: {why}", chosen.value));
         let draft = model(&chosen.value, how).map_err(|e| refused(&e.to_string()))?;
-        if [&self.model, &draft].iter().any(|model| model.spec.is_recurrent()) {
-            return Err(refused(
-                "models with recurrent state neither draft nor have drafts; leave --draft out",
-            ));
+        if draft.spec.is_recurrent() {
+            return Err(refused("models with recurrent state do not draft for others; take another one"));
         }
         let ours = &self.text_codec()?.tokenizer;
         let theirs = draft.tokenizer().map_err(|e| refused(&e.to_string()))?;

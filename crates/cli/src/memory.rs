@@ -86,6 +86,7 @@ impl Plan {
             let plan = Plan::of(model, config, context.clone(), memory);
             let plan = plan.running_ahead(model, device).capturing(model, device);
             let plan = plan.caching(config.ram_cache, device);
+            let plan = if model.mtp { plan.with_mtp(model, config.batch.value) } else { plan };
             let draft = draft.map_or(0, |draft| plan.of_draft(draft, config.batch.value));
             let plan = Plan { device: device.to_string(), draft, ..plan };
             if asked.is_some() || plan.fits() || context.value / 2 < LEAST_CONTEXT {
@@ -101,7 +102,7 @@ impl Plan {
         let shape = KvShape { dtype: config.kv.value.0, page_len: PAGE, pages, swa_pages: 0, state_rows: 0 };
         let batch = config.batch.value;
         let step = Step { tokens: batch.max(2 * slots), logits: scored(batch).max(slots) + slots };
-        let step = if config.may_draft(&model.spec) { step.drafting(slots) } else { step };
+        let step = if config.may_draft() { step.drafting(slots) } else { step };
         let swa_pages = match config.swa_full {
             true => 0,
             false => swa_pages(&model.spec, shape, slots, step),
@@ -157,6 +158,15 @@ impl Plan {
         let scratch = self.shape.with_scratch().bytes(spec) - self.shape.bytes(spec);
         let captured = elements.saturating_mul(DType::F32.size()).saturating_add(scratch) as u64;
         Plan { workspace: self.workspace.saturating_add(captured), ..self }
+    }
+
+    /// Adds the MTP layer's KV cache, which has as many pages, the hidden states that it is to read, and what it makes of them
+    /// beside what a layer takes.
+    fn with_mtp(self, model: &Model, batch: usize) -> Plan {
+        let layers = model.spec.mtp_layer().into_iter().collect();
+        let kv = self.shape.of_draft_model().bytes(&DecoderSpec { layers, ..model.spec.clone() }) as u64;
+        let hidden = batch.max(2 * self.slots).saturating_mul(8 * model.spec.dim * DType::F32.size()) as u64;
+        Plan { kv: self.kv.saturating_add(kv), workspace: self.workspace.saturating_add(hidden), ..self }
     }
 
     /// Bytes of a draft model, whose KV cache has as many pages.

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use tallow_core::DType;
 use tallow_engine::sampler::Sampling;
-use tallow_models::spec::DecoderSpec;
 use tallow_text::generation::Generation;
 
 use crate::Failed;
@@ -101,7 +100,7 @@ pub(crate) static KNOWN: &[Known] = &[
         "batch size: most tokens computed in one step",
         "256; fewer while a server decodes answers",
     ),
-    known("speculative", "speculative decoding: auto (n-grams, where that is faster) or off", "auto"),
+    known("speculative", "speculative decoding: auto, ngram or off", "auto"),
     known("draft", "draft model of speculative decoding: a smaller one with the same vocabulary", "none"),
     known("slots", "requests computed at once (parallel sequences)", "8"),
     known("queue", "requests that may wait for a slot", "256"),
@@ -140,8 +139,10 @@ pub(crate) static KNOWN: &[Known] = &[
 /// Speculative decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speculative {
-    /// Prompt lookup, where a draft is expected to pay.
+    /// Prompt lookup, and the draft model or the model's MTP layer, where a draft is expected to pay.
     Auto,
+    /// Prompt lookup alone.
+    Ngram,
     /// None.
     Off,
 }
@@ -151,9 +152,10 @@ impl FromStr for Speculative {
 
     fn from_str(s: &str) -> Result<Speculative, String> {
         match s {
-            "auto" | "ngram" => Ok(Speculative::Auto),
+            "auto" => Ok(Speculative::Auto),
+            "ngram" => Ok(Speculative::Ngram),
             "off" | "none" => Ok(Speculative::Off),
-            _ => Err(format!("{s:?} is no kind of speculative decoding; there are auto and off")),
+            _ => Err(format!("{s:?} is no kind of speculative decoding; there are auto, ngram and off")),
         }
     }
 }
@@ -162,6 +164,7 @@ impl fmt::Display for Speculative {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Speculative::Auto => "auto",
+            Speculative::Ngram => "ngram",
             Speculative::Off => "off",
         })
     }
@@ -354,9 +357,9 @@ impl EngineConfig {
         self
     }
 
-    /// True if a model's tokens may be drafted: a recurrent state that has gone past a wrong token has no way back.
-    pub(crate) fn may_draft(&self, model: &DecoderSpec) -> bool {
-        self.speculative.value == Speculative::Auto && !model.is_recurrent()
+    /// True if tokens may be drafted.
+    pub(crate) fn may_draft(&self) -> bool {
+        self.speculative.value != Speculative::Off
     }
 
     /// Validates the values.

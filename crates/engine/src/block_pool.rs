@@ -339,6 +339,11 @@ impl BlockPool {
         self.blocks[id.0 as usize].draft_kv = true;
     }
 
+    /// True if no sequence has the page: it is as the last one left it.
+    pub(crate) fn is_idle(&self, id: BlockId) -> bool {
+        self.blocks[id.0 as usize].users == 0
+    }
+
     /// Number of these pages, from the first on, that hold the draft model's K and V too.
     pub(crate) fn with_draft_kv(&self, blocks: &[BlockId]) -> usize {
         blocks.iter().take_while(|id| self.blocks[id.0 as usize].draft_kv).count()

@@ -24,7 +24,7 @@ use crate::handle::{
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::runner::{Launched, Outcome, Runner, SampleInput};
 use crate::sampler::NotFinite;
-use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId};
+use crate::scheduler::{Batch, BatchPart, Guess, Limits, NewSeq, Scheduler, SeqId};
 use crate::service::{
     self, BatchWorker, InFlight, Lost, Messages, Service, SharedOf, StepError, Worker, finish_batch,
     launch_batch,
@@ -415,19 +415,22 @@ impl<B: Backend> Engine<B> {
         ran
     }
 
-    /// Has the draft model guess the tokens of the next step.
+    /// Has the draft model, or the MTP layer, guess the tokens of the next step.
     fn guess(&mut self) {
         let mut next = self.scheduler.draft_batch();
         while let Some(batch) = next {
             let began = Instant::now();
             next = match self.runner.guess(&batch) {
-                Ok(tokens) => {
-                    self.scheduler.guess_took(service::Batch::tokens(&batch), began.elapsed());
-                    self.scheduler.guessed(&batch, &tokens)
+                Ok(guesses) => {
+                    // A step that nothing is read from may still be under way.
+                    if guesses.iter().any(|guess| matches!(guess, Guess::Token(_))) {
+                        self.scheduler.guess_took(service::Batch::tokens(&batch), began.elapsed());
+                    }
+                    self.scheduler.guessed(&batch, &guesses)
                 }
                 Err(e) => {
                     // If the device is lost, the next step says so.
-                    tracing::warn!("the draft model failed and is not used any more: {e}");
+                    tracing::warn!("the draft model or MTP layer failed and is not used any more: {e}");
                     self.scheduler.stop_draft_model();
                     None
                 }

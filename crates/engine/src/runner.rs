@@ -1,5 +1,6 @@
 //! [`Runner`]: runs a batch on a device and samples the tokens.
 
+mod drafter;
 mod logits;
 mod replays;
 
@@ -9,9 +10,10 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::vec;
 
+use drafter::{DraftModel, Drafter, MtpDrafter};
 use logits::{FetchedLogits, LogitsPlan, SampledRow};
 use replays::Replays;
-use tallow_core::ops::{Copy, TopK};
+use tallow_core::ops::Copy;
 use tallow_core::{Backend, Error, PageTable, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
@@ -25,7 +27,7 @@ use crate::kv_cache::{KvPool, KvShape};
 use crate::lora::{Adapters, LoraError, LoraId};
 use crate::plan;
 use crate::sampler::{self, Choice, NotFinite, Sampler};
-use crate::scheduler::{Batch, BatchPart};
+use crate::scheduler::{Batch, BatchPart, Guess};
 
 /// A model on a device, with its KV cache.
 #[derive(Debug)]
@@ -36,19 +38,11 @@ pub struct Runner<B: Backend> {
     kv: KvPool<B>,
     /// `None` if the device captures nothing.
     replays: Option<Replays<B>>,
-    draft: Option<DraftModel<B>>,
+    drafter: Option<Drafter<B>>,
     page_len: usize,
     /// Pages of the sliding-window layers, if these have their own.
     swa_pages: usize,
     adapters: Adapters<B>,
-}
-
-/// A smaller model that guesses tokens, with K and V of its own in the same pages.
-#[derive(Debug)]
-struct DraftModel<B: Backend> {
-    decoder: Decoder<B>,
-    context: usize,
-    kv: KvPool<B>,
 }
 
 /// Sampling input of a part.
@@ -102,7 +96,7 @@ impl<B: Backend> Runner<B> {
         let kv = KvPool::new(&b, decoder.spec(), allocated)?;
         let KvShape { page_len, swa_pages, .. } = shape;
         let adapters = Adapters::default();
-        Ok(Runner { b, encoder: None, decoder, kv, replays, draft: None, page_len, swa_pages, adapters })
+        Ok(Runner { b, encoder: None, decoder, kv, replays, drafter: None, page_len, swa_pages, adapters })
     }
 
     /// The same runner with a draft model that has the same vocabulary and was loaded for `context` tokens. Its K and V are
@@ -113,8 +107,16 @@ impl<B: Backend> Runner<B> {
         context: usize,
         shape: KvShape,
     ) -> Result<Runner<B>, Error> {
-        let kv = KvPool::new(&self.b, decoder.spec(), shape.of_draft_model())?;
-        Ok(Runner { draft: Some(DraftModel { decoder, context, kv }), ..self })
+        let model = DraftModel::new(&self.b, decoder, context, shape)?;
+        Ok(Runner { drafter: Some(Drafter::Model(Box::new(model))), ..self })
+    }
+
+    /// The same runner, which drafts with the model's MTP layer, if that was loaded. Its K and V are in the same pages: `shape`
+    /// is the model's.
+    pub fn with_mtp(self, shape: KvShape) -> Result<Runner<B>, Error> {
+        let Some(mtp) = self.decoder.mtp() else { return Ok(self) };
+        let drafter = MtpDrafter::new(&self.b, mtp, self.decoder.spec(), shape)?;
+        Ok(Runner { drafter: Some(Drafter::Mtp(drafter)), ..self })
     }
 
     /// A runner of an encoder-decoder model. Self-attention and cross-attention have K and V of the same shape, and share
@@ -134,9 +136,17 @@ impl<B: Backend> Runner<B> {
         &self.decoder
     }
 
-    /// Maximum tokens of a sequence that the draft model supports, if there is one.
+    /// Maximum tokens of a sequence that the draft model or the MTP layer supports, if there is one.
     pub fn draft_context(&self) -> Option<usize> {
-        self.draft.as_ref().map(|draft| draft.context)
+        self.drafter.as_ref().map(|drafter| match drafter {
+            Drafter::Model(model) => model.context,
+            Drafter::Mtp(_) => self.decoder.spec().context,
+        })
+    }
+
+    /// True if it drafts with the model's MTP layer.
+    pub fn has_mtp(&self) -> bool {
+        matches!(self.drafter, Some(Drafter::Mtp(_)))
     }
 
     /// Rows of the recurrent state of a sequence in its step number `step`, where no scheduler assigns them; `None` if
@@ -259,7 +269,10 @@ impl<B: Backend> Runner<B> {
         let (b, decoder) = (&self.b, &self.decoder);
         let feed = |plan: &StepPlan<B>| feed(b, before, batch, plan);
         let forward = |plan: &StepPlan<B>| decoder.forward(b, plan, self.kv.layers(), |_, _| Ok(()));
-        let head = |plan: &StepPlan<B>, x: &Tensor<B>| decoder.logits(b, plan, x);
+        let head = |plan: &StepPlan<B>, x: &Tensor<B>| {
+            self.keep_hidden(batch, x);
+            decoder.logits(b, plan, x)
+        };
         // A replay launches no op that a trace could show.
         let replays = self.replays.as_ref().filter(|_| !b.trace().is_on());
         match replays.map(|replays| replays.run(b, batch, feed, forward, head)).transpose()?.flatten() {
@@ -295,29 +308,26 @@ impl<B: Backend> Runner<B> {
         let cross = cross.map(|step| StepPlan::new(&self.b, step)).transpose()?;
         let given = cross.as_ref().map(|plan| (plan, self.kv.layers()));
         let x = self.decoder.forward_with_encoder(&self.b, &plan, self.kv.layers(), given, see)?;
+        self.keep_hidden(batch, &x);
         self.decoder.logits(&self.b, &plan, &x) // [outputs, vocabulary]
     }
 
-    /// A step of the draft model: for each part that samples, the most likely next token.
-    pub fn guess(&self, batch: &Batch) -> Result<Vec<Option<u32>>, Error> {
-        let Some(DraftModel { decoder, kv, .. }) = &self.draft else {
-            return Ok(vec![None; batch.parts.len()]);
-        };
-        let mut step = plan::build(batch, self.page_len);
-        // Vocabularies may be padded to different sizes. Any token does in place of one that it has not.
-        let last = decoder.spec().vocab.saturating_sub(1) as u32;
-        step.tokens.iter_mut().for_each(|token| *token = last.min(*token));
-        let plan = StepPlan::new(&self.b, step)?;
-        let x = decoder.forward(&self.b, &plan, kv.layers(), |_, _| Ok(()))?;
-        let samples = |part: &BatchPart| part.logits.samples();
-        if !batch.parts.iter().any(samples) {
-            return Ok(vec![None; batch.parts.len()]);
+    /// Keeps a step's hidden states for the MTP layer.
+    fn keep_hidden(&self, batch: &Batch, x: &Tensor<B>) {
+        if let Some(Drafter::Mtp(mtp)) = &self.drafter {
+            mtp.keep(batch, x);
         }
-        let logits = decoder.logits(&self.b, &plan, &x)?; // [parts that sample, vocabulary]
-        let mut ids = self.b.download::<u32>(&self.b.run(TopK { x: &logits, k: 1 })?.ids)?.into_iter();
-        let known = |id: &u32| (*id as usize) < self.decoder.spec().vocab;
-        let guess = |part| if samples(part) { ids.next().filter(known) } else { None };
-        Ok(batch.parts.iter().map(guess).collect())
+    }
+
+    /// A step of the draft model or the MTP layer: for each part that samples, the most likely next token.
+    pub fn guess(&self, batch: &Batch) -> Result<Vec<Guess>, Error> {
+        match &self.drafter {
+            None => Ok(vec![Guess::Lost; batch.parts.len()]),
+            Some(Drafter::Model(model)) => {
+                model.guess(&self.b, batch, self.decoder.spec().vocab, self.page_len)
+            }
+            Some(Drafter::Mtp(mtp)) => mtp.guess(&self.b, &self.decoder, batch, self.page_len),
+        }
     }
 
     /// Runs a batch: [`launch`](Self::launch) and [`finish`](Self::finish). `asked` has one entry per part.

@@ -41,12 +41,14 @@ mod batch;
 mod draft_costs;
 mod draft_model;
 mod model_guess;
+mod mtp;
 mod prompt_lookup;
 mod seq;
 
 pub use batch::{Batch, BatchPart, CrossPart, LogitsRows};
 pub use draft_costs::{DraftCosts, DraftModelCost, StepCost};
 use model_guess::DraftModelRecord;
+pub use model_guess::Guess;
 use seq::{CrossKv, Seq};
 
 /// Tokens between the snapshots of a long prompt that are made while there are free rows.
@@ -128,6 +130,8 @@ pub struct Scheduler {
     waiting: VecDeque<Seq>,
     /// Running sequences in order of admission.
     running: Vec<Seq>,
+    /// Sequences that have ended, of which the MTP layer has not read all hidden states yet. Their pages are given back.
+    unread: Vec<Seq>,
     draft_model: DraftModelRecord,
     counts: Counts,
 }
@@ -146,8 +150,9 @@ impl Scheduler {
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
         let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
         let limits = Limits { context, slots, budget, decode_budget, all_logits, ..limits };
-        let (waiting, running, counts) = (VecDeque::new(), Vec::new(), Counts::default());
-        Scheduler { limits, pool, waiting, running, draft_model: DraftModelRecord::default(), counts }
+        let (waiting, running, unread) = (VecDeque::new(), Vec::new(), Vec::new());
+        let (draft_model, counts) = (DraftModelRecord::default(), Counts::default());
+        Scheduler { limits, pool, waiting, running, unread, draft_model, counts }
     }
 
     /// Limits after clamping.
@@ -244,6 +249,9 @@ impl Scheduler {
     fn end(&mut self, at: usize) {
         let seq = self.running.remove(at);
         self.give_back(&seq);
+        if self.has_mtp() && seq.has_mtp() && seq.unread() > 0 {
+            self.unread.push(seq);
+        }
     }
 
     /// Frees the pages and the states of a sequence.
@@ -310,14 +318,16 @@ impl Scheduler {
         self.waiting.push_front(seq);
     }
 
-    /// Tokens that each running sequence gets in the next step: one if it decodes, an even share of the remaining
-    /// budget otherwise. Sequences that need all logits additionally share the smaller `all_logits` budget. Of those
-    /// whose input is not encoded yet only the first gets any.
+    /// Tokens that each running sequence gets in the next step: one if it decodes, and those that it computes again; an even
+    /// share of the remaining budget otherwise. Sequences that need all logits additionally share the smaller `all_logits`
+    /// budget. Of those whose input is not encoded yet only the first gets any.
     fn shares(&self) -> Vec<usize> {
         let most = |s: &Seq| if s.all_logits { s.ahead().min(self.limits.all_logits) } else { s.ahead() };
-        let mut shares: Vec<usize> = self.running.iter().map(|s| usize::from(s.decodes())).collect();
+        let mut shares: Vec<usize> =
+            self.running.iter().map(|s| if s.decodes() { s.left() } else { 0 }).collect();
         let decoding = shares.iter().sum::<usize>();
-        let mut budget = if decoding > 0 { self.limits.decode_budget } else { self.limits.budget } - decoding;
+        let budget = if decoding > 0 { self.limits.decode_budget } else { self.limits.budget };
+        let mut budget = budget.saturating_sub(decoding);
         let mut scored_budget = self.limits.all_logits;
         let encodes = self.running.iter().position(Seq::will_encode);
         let may =
@@ -344,12 +354,12 @@ impl Scheduler {
     /// Drafts tokens, in steps in which all sequences decode: those that prompt lookup guesses, or else those that the
     /// draft model has guessed.
     fn draft(&mut self, shares: &[usize]) {
-        // A recurrent state cannot be taken back to the last token that was right.
-        let Some(costs) = self.limits.drafts.filter(|_| !self.pool.has_states()) else { return };
-        let count = self.running.len();
-        let only_decoding = self.running.iter().zip(shares).all(|(seq, rows)| seq.decodes() && *rows == 1);
-        let needed = |at| costs.of_guess(count, at);
-        let mut budget = self.limits.decode_budget.saturating_sub(count);
+        let Some(costs) = self.limits.drafts else { return };
+        let (count, has_states) = (self.running.len(), self.pool.has_states());
+        let only_decoding =
+            self.running.iter().zip(shares).all(|(seq, rows)| seq.decodes() && *rows == seq.left());
+        let needed = |at| costs.of_guess(count, at, has_states);
+        let mut budget = self.limits.decode_budget.saturating_sub(shares.iter().sum());
         // Pages are left for the next tokens of all.
         let mut pages = self.pool.available().saturating_sub(count);
         for seq in &mut self.running {
@@ -413,14 +423,20 @@ impl Scheduler {
         let (page, seq) = (self.pool.page_len(), &mut self.running[at]);
         let accepted = sampled.len().saturating_sub(1).min(part.drafted);
         self.counts.accepted += accepted as u64;
-        seq.computed = part.start + part.tokens.len() - part.drafted + accepted;
-        seq.extend(sampled, &mut self.draft_model);
-        if let Some(next) = seq.next_state.take()
-            && let Some(read) = seq.state.replace(next)
-        {
-            self.pool.give_back_state(read);
+        let through = part.start + part.tokens.len() - part.drafted + accepted;
+        let goes_back = part.state.is_some() && accepted < part.drafted;
+        seq.computed = if goes_back { part.start } else { through };
+        seq.again = through - seq.computed;
+        seq.model.iter_mut().for_each(|model| model.saw(part.start..through));
+        seq.extend(sampled, through, &mut self.draft_model);
+        if !goes_back {
+            if let Some(next) = seq.next_state.take()
+                && let Some(read) = seq.state.replace(next)
+            {
+                self.pool.give_back_state(read);
+            }
+            seq.next_state = seq.ahead_state.take();
         }
-        seq.next_state = seq.ahead_state.take();
         if let Some(CrossKv { output, blocks, encoded }) = seq.cross.as_mut().filter(|cross| !cross.encoded) {
             self.pool.publish_input(&output.input, blocks.iter().copied().map(BlockId));
             *encoded = true;

@@ -101,14 +101,22 @@ pub fn draft_costs<B: Backend>(
         time_step(runner, start, tokens, LogitsRows::All { last: true }, page_len)
     })?;
     let Some(step) = step else { return Ok(None) };
-    let Some(context) = runner.draft_context() else { return Ok(Some(DraftCosts { step, model: None })) };
+    let Some(context) = runner.draft_context() else {
+        return Ok(Some(DraftCosts { step, model: None }));
+    };
+    let mtp = runner.has_mtp();
     let guess = step_cost(most.min(context.saturating_sub(start)), |tokens| {
         let batch = Batch { parts: vec![part(runner, start, tokens, LogitsRows::Last, page_len)] };
+        if mtp {
+            // It reads the model's hidden states.
+            runner.logits(&batch)?;
+            runner.backend().sync()?;
+        }
         let now = Instant::now();
         runner.guess(&batch)?;
         Ok(now.elapsed())
     })?;
-    Ok(Some(DraftCosts { step, model: guess.map(|step| DraftModelCost { step, context }) }))
+    Ok(Some(DraftCosts { step, model: guess.map(|step| DraftModelCost { step, context, mtp }) }))
 }
 
 /// Costs of steps of up to `most` tokens. Those of four tokens are timed however long they take, others for

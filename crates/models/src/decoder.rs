@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use tallow_checkpoint::tensor_names::Slot;
 use tallow_core::ops::{Eltwise, EltwiseOp, Embed, Epilogue, Head, Normalize};
-use tallow_core::{Adapter, Backend, LinearWeights, Norm, Result, RopeTable, StepPlan, Tensor, Weight};
+use tallow_core::{
+    Adapter, Backend, Error, LinearWeights, Norm, Result, RopeTable, StepPlan, Tensor, Weight,
+};
 
 use crate::Model;
 use crate::adapter::{AdapterFile, Targets};
@@ -13,6 +15,7 @@ use crate::blocks::layer::Layer;
 use crate::blocks::per_layer_embedding::PerLayerEmbeddings;
 use crate::blocks::{Context, StepInputs};
 use crate::error::{LoadError, Result as LoadResult};
+use crate::mtp::{Hidden, Mtp, Shared};
 use crate::spec::DecoderSpec;
 use crate::weights::{Progress, Weights};
 
@@ -28,6 +31,7 @@ pub struct Decoder<B: Backend> {
     head: LinearWeights<B>,
     ropes: Vec<RopeTable<B>>,
     targets: Option<Targets>,
+    mtp: Option<Mtp<B>>,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -37,6 +41,10 @@ impl<B: Backend> Decoder<B> {
         let mut w = Weights::new(b, model.source(), progress);
         let mut decoder = Decoder::read(&mut w, spec, context, None)?;
         decoder.targets = Some(Targets::new(model, w.targets()));
+        if let Some(layer) = spec.mtp_layer().filter(|_| model.mtp && model.has_mtp()) {
+            decoder.mtp = Some(Mtp::load(&mut w, model.mtp_names(), &layer, &decoder.shared())?);
+            w.with_names(names);
+        }
         // Files may hold K and V weights of layers that read another layer's cache.
         let sharing = spec.layers.iter().enumerate().filter(|(_, layer)| layer.mixer.kv_source().is_some());
         let unused = |i| {
@@ -44,11 +52,9 @@ impl<B: Backend> Decoder<B> {
         };
         let unused: HashSet<String> = sharing.flat_map(|(i, _)| unused(i)).collect();
         let is_unused = |name: &str| unused.contains(name);
-        let past = spec.layers.len()..spec.layers.len() + spec.mtp_layers;
         w.finish(model.family.name, |name| {
             let tied_head = spec.tied_embeddings && names.weight(Slot::Output, 0).as_deref() == Some(name);
-            let past = names.layer(name).is_some_and(|i| past.contains(&i));
-            tied_head || past || model.family.reads(name) || is_unused(name)
+            tied_head || model.is_of_mtp(name) || model.family.reads(name) || is_unused(name)
         })?;
         Ok(decoder)
     }
@@ -91,6 +97,7 @@ impl<B: Backend> Decoder<B> {
             head,
             ropes,
             targets: None,
+            mtp: None,
         })
     }
 
@@ -105,6 +112,38 @@ impl<B: Backend> Decoder<B> {
     /// The spec it was built from.
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
+    }
+
+    /// Its MTP layer, if that was loaded.
+    pub fn mtp(&self) -> Option<&Mtp<B>> {
+        self.mtp.as_ref()
+    }
+
+    /// Hidden states of the MTP layer for a step whose tokens are those that follow the positions: [tokens, dim]. `hidden` has
+    /// the hidden states of the positions themselves.
+    pub fn mtp_forward(
+        &self,
+        b: &B,
+        plan: &StepPlan<B>,
+        hidden: &Hidden<B>,
+        cache: &LayerCache<B>,
+    ) -> Result<Tensor<B>> {
+        self.with_mtp()?.forward(b, &self.shared(), plan, hidden, cache)
+    }
+
+    /// Logits of the MTP layer for the step's outputs, from its hidden states of the tokens: [outputs, vocabulary]
+    pub fn mtp_logits(&self, b: &B, plan: &StepPlan<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
+        self.with_mtp()?.logits(b, &self.shared(), plan, x)
+    }
+
+    fn with_mtp(&self) -> Result<&Mtp<B>> {
+        let (want, got) = ("one with an MTP layer".into(), "one without".into());
+        self.mtp.as_ref().ok_or(Error::Shape { op: "mtp", what: "the model", want, got })
+    }
+
+    fn shared(&self) -> Shared<'_, B> {
+        let Decoder { spec, embed, norm, head, ropes, .. } = self;
+        Shared { spec, embed, norm, head, ropes }
     }
 
     /// Hidden states of a step's tokens after the last layer: [tokens, dim]. `caches` has one per layer. `see` is
@@ -142,8 +181,7 @@ impl<B: Backend> Decoder<B> {
             let per_layer =
                 self.per_layer.as_ref().zip(embedded.as_ref()).map(|(block, all)| block.part(all, i));
             let given = given.and_then(|(plan, all)| Some((plan, all.get(i)?)));
-            let given =
-                given.map(|(plan, cache)| Ok::<_, tallow_core::Error>(StepInputs { plan, kv: cache.kv()? }));
+            let given = given.map(|(plan, cache)| Ok::<_, Error>(StepInputs { plan, kv: cache.kv()? }));
             let cross_attention = given.transpose()?;
             let source = self.spec.layers[i].mixer.kv_source().and_then(|source| caches.get(source));
             let cx = Context {

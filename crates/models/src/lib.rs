@@ -13,6 +13,7 @@ mod error;
 pub mod families;
 pub mod file_type;
 mod model;
+pub mod mtp;
 pub mod recipe;
 pub mod seq2seq;
 pub mod spec;

@@ -30,6 +30,8 @@ pub struct Model {
     pub recipe: Option<Recipe>,
     /// True if the recipe also applies to matrices that are quantized already.
     pub requantize: bool,
+    /// True if its MTP layer is loaded, too, to draft tokens.
+    pub mtp: bool,
 }
 
 impl Model {
@@ -50,7 +52,33 @@ impl Model {
             let same = |(a, b): (&Stored, &Stored)| a.shape == b.shape && a.bytes() == b.bytes();
             spec.tied_embeddings = spec.tied_embeddings && embed.zip(head).is_none_or(same);
         }
-        Ok(Model { checkpoint, family, spec, recipe: None, requantize: false })
+        Ok(Model { checkpoint, family, spec, recipe: None, requantize: false, mtp: false })
+    }
+
+    /// True if its files have an MTP layer: settings may name one that a conversion has left out.
+    pub fn has_mtp(&self) -> bool {
+        let (names, layer) = self.mtp_names();
+        let name = names.weight(Slot::NextnEhProj, layer);
+        self.spec.mtp_layer().is_some() && name.is_some_and(|name| self.checkpoint.get(&name).is_some())
+    }
+
+    /// Names of the MTP layer's tensors, and its number in them.
+    pub(crate) fn mtp_names(&self) -> (&'static Names, usize) {
+        match self.names().mtp {
+            Some((_, names)) => (names, 0),
+            None => (self.names(), self.spec.layers.len()),
+        }
+    }
+
+    /// True if a tensor belongs to an MTP layer.
+    pub(crate) fn is_of_mtp(&self, name: &str) -> bool {
+        let first = self.spec.layers.len();
+        match self.names().mtp {
+            Some((prefix, _)) => name.starts_with(prefix),
+            None => {
+                self.names().layer(name).is_some_and(|i| (first..first + self.spec.mtp_layers).contains(&i))
+            }
+        }
     }
 
     /// Tensor names in its files.
@@ -155,7 +183,10 @@ impl Model {
 
     /// Bytes of all tensors as handed to the device.
     pub fn weight_bytes(&self) -> usize {
-        self.source().bytes()
+        let (source, names) = (self.source(), self.names());
+        let needed = |name: &str| if self.is_of_mtp(name) { self.mtp } else { !names.is_unused(name) };
+        let tensors = self.checkpoint.tensors().filter(|(name, _)| needed(name));
+        tensors.map(|(name, stored)| source.size(name, stored)).sum()
     }
 
     /// Bytes of all experts of a layer.

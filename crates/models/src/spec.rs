@@ -46,7 +46,8 @@ pub struct DecoderSpec<L = LayerSpec> {
     pub logit_softcap: Option<f32>,
     /// RoPE variants that layers refer to by index.
     pub ropes: Vec<RopeSpec>,
-    /// MTP layers (nextn) stored behind the last layer. They are skipped.
+    /// MTP layers (nextn) stored behind the last layer. Only the first is ever loaded, to draft tokens
+    /// ([`Mtp`](crate::mtp::Mtp)).
     pub mtp_layers: usize,
     /// First to last.
     pub layers: Vec<L>,
@@ -169,6 +170,20 @@ impl DecoderSpec {
     /// True if any layer has a recurrent state in place of K and V. Pages alone then do not hold a sequence's past.
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.mixer.gated_delta().is_some())
+    }
+
+    /// The MTP layer's own architecture: attention to all positions, and the FFN of the last layer. `None` if the model has no
+    /// such layer, or nothing like it.
+    pub fn mtp_layer(&self) -> Option<LayerSpec> {
+        let attends = |layer: &&LayerSpec| {
+            layer.cache_cols(DType::F32) > 0
+                && layer.mixer.sees().is_none()
+                && layer.mixer.kv_source().is_none()
+        };
+        let like = self.layers.iter().rev().find(attends).filter(|_| self.mtp_layers > 0)?;
+        let is_moe = |layer: &&LayerSpec| layer.ffn.moe().is_some();
+        let ffn = self.layers.iter().rev().find(is_moe).unwrap_or(like).ffn;
+        Some(LayerSpec { ffn, ..like.clone() })
     }
 
     /// Most positions that a token attends to in the layers in which it does not attend to all before it (sliding windows,

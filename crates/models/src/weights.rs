@@ -163,6 +163,15 @@ impl<'a, B: Backend> Weights<'a, B> {
         names.find_map(|name| self.source.checkpoint.get(name).map(|stored| (name, stored)))
     }
 
+    /// True if two weights are the same, byte for byte, or the checkpoint has only the second.
+    pub(crate) fn repeats<'n>(&self, of: impl Into<TensorRef<'n>>, second: Slot) -> bool {
+        let stored = |name: Result<String>| self.find(&name.ok()?).map(|(_, stored)| stored);
+        let (Some(a), b) = (stored(self.weight_name(of)), stored(self.weight_name(second))) else {
+            return true;
+        };
+        b.is_some_and(|b| a.shape == b.shape && a.format() == b.format() && a.bytes() == b.bytes())
+    }
+
     /// The tensor `name`; an error if it is missing or has another shape.
     fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
         let field = || format!("tensor {name:?}");

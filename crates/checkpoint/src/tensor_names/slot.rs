@@ -124,10 +124,22 @@ pub enum Slot {
     /// The two convolutions of an audio stem.
     EncConv1,
     EncConv2,
+    /// MTP layer: projection of the next token's embedding and the hidden state, side by side, to a hidden state.
+    NextnEhProj,
+    /// MTP layer: token embedding of its own.
+    NextnEmbedTokens,
+    /// MTP layer: norm of the embedding.
+    NextnEnorm,
+    /// MTP layer: norm of the hidden state.
+    NextnHnorm,
+    /// MTP layer: LM head of its own.
+    NextnSharedHeadHead,
+    /// MTP layer: norm in front of the LM head.
+    NextnSharedHeadNorm,
 }
 
 impl Slot {
-    const COUNT: usize = Slot::EncConv2 as usize + 1;
+    const COUNT: usize = Slot::NextnSharedHeadNorm as usize + 1;
 
     /// True if it is a tensor of its own, whose name is complete. The others are layers, which may have a weight and a
     /// bias, and their names come without `.weight` and `.bias`.

@@ -61,7 +61,8 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     let mut rows = config.rows();
     let mut verdict = Ok(());
     if let Some(loaded) = &loaded {
-        let plan = |device: &Device| Plan::new(&loaded.model, loaded.draft.as_ref(), &config, device);
+        let model = loaded.used(&config);
+        let plan = |device: &Device| Plan::new(&model, loaded.draft(&config), &config, device);
         let (lines, found) = planned(&loaded.name, &config, plan)?;
         text += &lines;
         for note in loaded.model.quantizing_notes() {

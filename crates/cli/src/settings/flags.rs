@@ -61,10 +61,11 @@ pub(crate) struct EngineArgs {
     /// Prompts are computed (prefilled) in steps of this many tokens. A server takes fewer while it decodes answers.
     #[arg(short = 'b', long, value_name = "TOKENS", aliases = BATCH)]
     pub batch: Option<usize>,
-    /// Speculative decoding: auto (n-grams) or off [default: auto]
+    /// Speculative decoding: auto, ngram or off [default: auto]
     ///
-    /// Tokens that followed the same tokens before are guessed and computed along with the next one, where that is faster
-    /// by the measured cost of a step. The answers are the same.
+    /// Tokens are guessed and computed along with the next one, where that is faster by the measured cost of a step. The
+    /// answers are the same. ngram guesses those that followed the same tokens before; auto also asks the draft model, or the
+    /// model's own MTP layer if its files have one.
     #[arg(long, value_name = "HOW", aliases = ["spec-type"])]
     pub speculative: Option<Speculative>,
     /// Draft model: smaller, with the same vocabulary

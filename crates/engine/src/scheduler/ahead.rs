@@ -1,7 +1,8 @@
 //! A step that is launched ahead: before the tokens that it computes are read from the device, which takes them from the
 //! step that has sampled them (vLLM's async scheduling).
 
-use super::{Batch, LogitsRows, Scheduler};
+use super::seq::Seq;
+use super::{Batch, DraftModelCost, LogitsRows, Scheduler};
 
 impl Scheduler {
     /// The step after `running`, which is under way ([`advance`](Self::advance)), as if nobody ended but those that reach their
@@ -9,15 +10,16 @@ impl Scheduler {
     /// admitted, where drafts are worth it, or where memory is short.
     pub fn next_ahead(&mut self, running: &Batch) -> Option<Batch> {
         let page_len = self.pool.page_len();
-        let drafts = self.limits.drafts.filter(|_| !self.pool.has_states());
+        let (drafts, has_states) = (self.limits.drafts, self.pool.has_states());
         // Each sequence has two rows in any case. Beside the third there must be some for snapshots.
         let has_rows = !self.pool.has_states() || self.pool.state_rows() >= 4 * self.limits.slots;
-        let has_draft_model = drafts.is_some_and(|drafts| drafts.model.is_some());
+        let may_guess = |model: DraftModelCost| !model.mtp || self.running.iter().any(Seq::has_mtp);
+        let has_draft_model = drafts.and_then(|drafts| drafts.model).is_some_and(may_guess);
         if !has_rows || has_draft_model || self.will_admit() {
             return None;
         }
         let count = self.running.len();
-        let needed = |at| drafts.map_or(f32::INFINITY, |drafts| drafts.of_guess(count, at));
+        let needed = |at| drafts.map_or(f32::INFINITY, |drafts| drafts.of_guess(count, at, has_states));
         // Their order has not changed, but some may have gone.
         let mut places = running.parts.iter().enumerate();
         let (mut going, mut pages) = (Vec::with_capacity(count), 0);

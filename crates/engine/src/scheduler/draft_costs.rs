@@ -14,17 +14,19 @@ const SIZE: f32 = 0.02;
 pub struct DraftCosts {
     /// A step of the model.
     pub step: StepCost,
-    /// The draft model, if there is one.
+    /// The draft model or MTP layer, if there is one.
     pub model: Option<DraftModelCost>,
 }
 
-/// Cost of a draft model.
+/// Cost of a draft model or an MTP layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftModelCost {
     /// Cost of one of its steps.
     pub step: StepCost,
     /// Maximum tokens of a sequence that it drafts for.
     pub context: usize,
+    /// True if it is the model's MTP layer.
+    pub mtp: bool,
 }
 
 /// Cost of a step by its number of tokens.
@@ -102,18 +104,33 @@ fn line(i: usize, costs: &[f32], tokens: usize) -> f32 {
 
 impl DraftCosts {
     /// Probability with which the guess number `at` of each of `count` sequences must be right to pay: the cost of `count`
-    /// tokens more in a step, in addition to that of a step which brings as many.
-    pub(super) fn of_guess(&self, count: usize, at: usize) -> f32 {
+    /// tokens more in a step, in addition to that of a step which brings as many. `again`: the token before a wrong guess is
+    /// computed again (recurrent states).
+    pub(super) fn of_guess(&self, count: usize, at: usize, again: bool) -> f32 {
         let step = |each: usize| self.step.of(count * each);
-        MARGIN * (step(at + 1) - step(at)) / step(1)
+        let cost = (step(at + 1) - step(at)) / step(1);
+        MARGIN * pays(cost, if again { cost } else { 0.0 })
     }
 
     /// The same for a guess of the draft model, in a step for `some` of the `count` sequences.
-    pub(super) fn of_model_guess(&self, model: &DraftModelCost, count: usize, some: usize, at: usize) -> f32 {
+    pub(super) fn of_model_guess(
+        &self,
+        model: &DraftModelCost,
+        count: usize,
+        some: usize,
+        at: usize,
+        again: bool,
+    ) -> f32 {
         let step = |guesses: usize| self.step.of(count + some * guesses);
-        let cost = step(at) - step(at - 1) + model.step.of(some);
-        MARGIN * cost / some as f32 / (self.step.of(count) / count as f32)
+        let each = |cost: f32| cost / some as f32 / (self.step.of(count) / count as f32);
+        let token = each(step(at) - step(at - 1));
+        MARGIN * pays(token + each(model.step.of(some)), if again { token } else { 0.0 })
     }
+}
+
+/// Probability with which a guess must be right if it costs so much, and `wrong` in addition where it is wrong, in tokens.
+fn pays(cost: f32, wrong: f32) -> f32 {
+    (cost + wrong) / (1.0 + wrong)
 }
 
 #[cfg(test)]
@@ -149,15 +166,19 @@ mod tests {
     fn a_guess_must_be_as_likely_as_it_is_dear() {
         let step = StepCost::Known { first: 1.0, more: 0.1 };
         let costs = DraftCosts { step, model: None };
-        close(costs.of_guess(1, 1), MARGIN * 0.1);
-        close(costs.of_guess(1, 5), MARGIN * 0.1);
+        close(costs.of_guess(1, 1, false), MARGIN * 0.1);
+        close(costs.of_guess(1, 5, false), MARGIN * 0.1);
+        // Where it is wrong it costs that once more: right with p, it brings p and costs 0.1 + 0.1 (1 - p).
+        close(costs.of_guess(1, 1, true), MARGIN * 0.2 / 1.1);
         // Eight tokens for 1.7, and 0.8 for eight more.
-        close(costs.of_guess(8, 1), MARGIN * 0.8 / 1.7);
-        let model = DraftModelCost { step: StepCost::Known { first: 0.2, more: 0.05 }, context: 64 };
-        close(costs.of_model_guess(&model, 1, 1, 1), MARGIN * (0.1 + 0.2));
-        close(costs.of_model_guess(&model, 8, 8, 2), MARGIN * (0.8 + 0.55) / 1.7);
+        close(costs.of_guess(8, 1, false), MARGIN * 0.8 / 1.7);
+        let model =
+            DraftModelCost { step: StepCost::Known { first: 0.2, more: 0.05 }, context: 64, mtp: false };
+        close(costs.of_model_guess(&model, 1, 1, 1, false), MARGIN * (0.1 + 0.2));
+        close(costs.of_model_guess(&model, 1, 1, 1, true), MARGIN * (0.1 + 0.2 + 0.1) / 1.1);
+        close(costs.of_model_guess(&model, 8, 8, 2, false), MARGIN * (0.8 + 0.55) / 1.7);
         // One of eight has the draft model's step to itself.
-        close(costs.of_model_guess(&model, 8, 1, 1), MARGIN * 8.0 * (0.1 + 0.2) / 1.7);
+        close(costs.of_model_guess(&model, 8, 1, 1, false), MARGIN * 8.0 * (0.1 + 0.2) / 1.7);
     }
 
     /// Steps correct the costs: all of them where the machine is slower, those of a size where only that is dearer.

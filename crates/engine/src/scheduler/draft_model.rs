@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::accuracy::Accuracy;
 use super::seq::Seq;
-use super::{Batch, BatchPart, LogitsRows, Scheduler};
+use super::{Batch, BatchPart, DraftCosts, DraftModelCost, Guess, LogitsRows, Scheduler};
 use crate::block_pool::BlockId;
 
 /// Tokens that an answer is expected to go on for: a prompt that the draft model has not seen must pay within them.
@@ -18,7 +18,7 @@ const AHEAD: usize = 64;
 
 impl Seq {
     /// Its accuracy, if the draft model may guess for it and prompt lookup does not.
-    fn open_to_guess(&mut self, by_lookup: &dyn Fn(usize) -> f32) -> Option<Accuracy> {
+    pub(super) fn open_to_guess(&mut self, by_lookup: &dyn Fn(usize) -> f32) -> Option<Accuracy> {
         let accuracy = self.model.as_ref()?.accuracy;
         (!self.looks_up(by_lookup)).then_some(accuracy)
     }
@@ -36,18 +36,29 @@ impl Seq {
         Some(self.part_of(tokens, start, if guesses { LogitsRows::Last } else { LogitsRows::None }, page_len))
     }
 
-    /// Takes the result of the draft model's step, and returns its part of the next one, if its guess is to be longer.
-    fn guessed(&mut self, computed: usize, token: Option<u32>, page_len: usize) -> Option<BatchPart> {
+    /// Takes the result of a step of the draft model or the MTP layer, and returns its part of the next one, if its guess is to
+    /// be longer.
+    fn guessed(&mut self, computed: usize, guess: Guess, mtp: bool, page_len: usize) -> Option<BatchPart> {
         let model = self.model.as_mut()?;
-        model.computed = computed;
-        let token = token?;
+        model.lost |= guess == Guess::Lost;
+        // What an MTP layer computes from its own hidden states is computed again from the model's.
+        if guess != Guess::Lost && (!mtp || model.guess.is_empty()) {
+            model.computed = computed;
+        }
+        let Guess::Token(token) = guess else { return None };
         model.guess.push(token);
         (model.guess.len() < model.wanted)
             .then(|| self.part_of(vec![token], computed, LogitsRows::Last, page_len))
     }
 
-    /// A part with tokens that the draft model computes.
-    fn part_of(&self, tokens: Vec<u32>, start: usize, logits: LogitsRows, page_len: usize) -> BatchPart {
+    /// A part with tokens that the draft model or the MTP layer computes.
+    pub(super) fn part_of(
+        &self,
+        tokens: Vec<u32>,
+        start: usize,
+        logits: LogitsRows,
+        page_len: usize,
+    ) -> BatchPart {
         let blocks = self.blocks.first((start + tokens.len()).div_ceil(page_len));
         BatchPart { start, ..BatchPart::new(self.id, tokens, blocks, logits) }
     }
@@ -55,7 +66,7 @@ impl Seq {
 
 /// Number of sequences for which the draft model guesses a token: those left if each pays for its share of a step of
 /// that many.
-fn guessing(open: &[Option<Accuracy>], needed: impl Fn(usize) -> f32) -> usize {
+pub(super) fn guessing(open: &[Option<Accuracy>], needed: impl Fn(usize) -> f32) -> usize {
     let mut some = open.iter().flatten().count();
     while some > 0 {
         let likely = open.iter().flatten().filter(|accuracy| accuracy.all_right(1) > needed(some)).count();
@@ -68,28 +79,43 @@ fn guessing(open: &[Option<Accuracy>], needed: impl Fn(usize) -> f32) -> usize {
 }
 
 impl Scheduler {
-    /// Batch of the draft model, before the next step's: of each sequence the tokens that it has not seen. `None` if nothing
-    /// is to be guessed. Its result goes to [`guessed`](Self::guessed).
+    /// Batch of the draft model or the MTP layer, before the next step's; `None` if it has nothing to compute. Its result goes to
+    /// [`guessed`](Self::guessed).
+    pub fn draft_batch(&mut self) -> Option<Batch> {
+        let costs = self.limits.drafts?;
+        let model = costs.model?;
+        match model.mtp {
+            true => self.mtp_batch(&costs, &model),
+            false => self.draft_model_batch(&costs, &model),
+        }
+    }
+
+    /// True if all that the next step computes are the newest tokens of sequences, so that they may have drafts.
+    pub(super) fn only_decodes(&self) -> bool {
+        let may_start = !self.waiting.is_empty() && self.running.len() < self.limits.slots;
+        !may_start && self.running.iter().all(Seq::decodes)
+    }
+
+    /// Batch of the draft model: of each sequence the tokens that it has not seen. `None` if nothing is to be guessed.
     ///
     /// A token that the draft model guesses costs a step of that model and a place in the step that checks it. Where no guess
     /// is expected to pay, a small share of the time goes into trials, which must pay for the tokens that the draft model
     /// has not seen, too.
-    pub fn draft_batch(&mut self) -> Option<Batch> {
-        let costs = self.limits.drafts?;
-        let model = costs.model?;
+    fn draft_model_batch(&mut self, costs: &DraftCosts, model: &DraftModelCost) -> Option<Batch> {
         self.preempt_for_room();
-        let may_start = !self.waiting.is_empty() && self.running.len() < self.limits.slots;
-        if may_start || self.pool.has_states() || !self.running.iter().all(Seq::decodes) {
+        if !self.only_decodes() {
             return None;
         }
-        let (count, page_len) = (self.running.len(), self.pool.page_len());
-        let by_lookup = |at| costs.of_guess(count, at);
+        let (count, page_len, has_states) =
+            (self.running.len(), self.pool.page_len(), self.pool.has_states());
+        let by_lookup = |at| costs.of_guess(count, at, has_states);
         let open: Vec<Option<Accuracy>> =
             self.running.iter_mut().map(|seq| seq.open_to_guess(&by_lookup)).collect();
-        let guessing = guessing(&open, |some| costs.of_model_guess(&model, count, some, 1));
-        let by_model = |at| costs.of_model_guess(&model, count, guessing.max(1), at);
+        let guessing = guessing(&open, |some| costs.of_model_guess(model, count, some, 1, has_states));
+        let by_model = |at| costs.of_model_guess(model, count, guessing.max(1), at, has_states);
         let chunk = self.limits.decode_budget;
-        let mut room = self.limits.decode_budget.saturating_sub(count);
+        let left: usize = self.running.iter().map(Seq::left).sum();
+        let mut room = self.limits.decode_budget.saturating_sub(left);
         let mut pages = self.pool.available().saturating_sub(count);
         let mut parts = Vec::new();
         self.draft_model.save(costs.step.of(count));
@@ -120,15 +146,17 @@ impl Scheduler {
         (!parts.is_empty()).then_some(Batch { parts })
     }
 
-    /// Takes what the draft model guessed: for each part that samples, the next token. Returns what it computes next.
-    pub fn guessed(&mut self, batch: &Batch, tokens: &[Option<u32>]) -> Option<Batch> {
+    /// Takes what the draft model or the MTP layer made of its batch. Returns what it computes next.
+    pub fn guessed(&mut self, batch: &Batch, guesses: &[Guess]) -> Option<Batch> {
         let page_len = self.pool.page_len();
+        let mtp = self.has_mtp();
+        self.read_ended(batch, guesses);
         let mut next = 0;
         let mut parts = Vec::new();
-        for (part, token) in batch.parts.iter().zip(tokens) {
+        for (part, guess) in batch.parts.iter().zip(guesses) {
             let Some(at) = self.place(part.id, next) else { continue };
             let computed = part.start + part.tokens.len();
-            parts.extend(self.running[at].guessed(computed, *token, page_len));
+            parts.extend(self.running[at].guessed(computed, *guess, mtp, page_len));
             next = at + 1;
         }
         (!parts.is_empty()).then_some(Batch { parts })

@@ -1,5 +1,7 @@
 //! [`ModelGuess`]: the draft model's guess for a sequence, and [`DraftModelRecord`]: what is learned from all of them.
 
+use std::ops::Range;
+
 use super::MOST_DRAFTED;
 use super::accuracy::Accuracy;
 
@@ -37,7 +39,18 @@ impl DraftModelRecord {
     }
 }
 
-/// A draft model's guess for a sequence.
+/// What a step of the draft model or the MTP layer made of a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guess {
+    /// The most likely next token.
+    Token(u32),
+    /// Its tokens were computed, and no guess was asked for.
+    Computed,
+    /// Nothing: what it would have read is not there.
+    Lost,
+}
+
+/// A draft model's or an MTP layer's guess for a sequence.
 #[derive(Debug, Default)]
 pub(super) struct ModelGuess {
     /// Tokens guessed to follow.
@@ -49,19 +62,30 @@ pub(super) struct ModelGuess {
     pub(super) computed: usize,
     /// Pages that the pool knows to have its K and V.
     pages: usize,
+    /// Tokens whose hidden states the model has computed.
+    pub(super) seen: usize,
+    /// True if hidden states are gone that an MTP layer has not read. It guesses nothing for the sequence any more.
+    pub(super) lost: bool,
 }
 
 impl ModelGuess {
     /// Starts behind a prefix, of which `pages` have the draft model's K and V.
     pub(super) fn start(&mut self, pages: usize, page_len: usize) {
         self.forget();
-        (self.computed, self.pages) = (pages * page_len, pages);
+        (self.computed, self.pages, self.seen) = (pages * page_len, pages, pages * page_len);
     }
 
     /// Forgets what was computed: the pages were given back.
     pub(super) fn forget(&mut self) {
         (self.computed, self.pages, self.wanted) = (0, 0, 0);
+        (self.seen, self.lost) = (0, false);
         self.guess.clear();
+    }
+
+    /// A step of the model has computed these tokens. Hidden states of a step are there until the next one.
+    pub(super) fn saw(&mut self, tokens: Range<usize>) {
+        self.lost |= self.computed < tokens.start;
+        self.seen = tokens.end;
     }
 
     /// Length of its next guess, at most `most`: as many tokens as are likely enough.
@@ -90,7 +114,7 @@ impl ModelGuess {
     }
 
     /// The pages that the draft model has filled since the last call, by their index in the sequence.
-    pub(super) fn new_pages(&mut self, page_len: usize) -> std::ops::Range<usize> {
+    pub(super) fn new_pages(&mut self, page_len: usize) -> Range<usize> {
         let before = std::mem::replace(&mut self.pages, self.computed / page_len);
         before..self.pages
     }

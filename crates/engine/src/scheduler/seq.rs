@@ -22,6 +22,9 @@ pub(super) struct Seq {
     pub(super) most: usize,
     /// Tokens whose K and V are in the KV cache, or will be after the step that is under way.
     pub(super) computed: usize,
+    /// Tokens after these that were computed and must be again, beside the newest: the recurrent state after a draft of which
+    /// a token was wrong is of no use, and the next step goes on from the one before it.
+    pub(super) again: usize,
     pub(super) blocks: PageTable,
     /// Pages of the sliding-window layers, if these have their own.
     pub(super) swa: SwaKv,
@@ -139,6 +142,7 @@ impl Seq {
             most: prompt_len.saturating_add(new.max_new).min(context),
             tokens: new.tokens,
             computed: 0,
+            again: 0,
             blocks: PageTable::default(),
             swa: SwaKv::default(),
             cross: new.cross.map(|output| CrossKv { output, blocks: PageTable::default(), encoded: false }),
@@ -166,7 +170,7 @@ impl Seq {
         self.snapshots.clear();
         (self.state, self.next_state, self.ahead_state) = (None, None, None);
         self.answer_snapshot = None;
-        (self.computed, self.published, self.after) = (0, 0, self.root);
+        (self.computed, self.again, self.published, self.after) = (0, 0, 0, self.root);
         self.model.iter_mut().for_each(ModelGuess::forget);
         if let Some(cross) = &mut self.cross {
             cross.blocks = PageTable::default();
@@ -295,14 +299,19 @@ impl Seq {
         // The last token is sampled, not computed.
         let left = self.most.saturating_sub(self.tokens.len() + 1);
         let fits = ((self.blocks.len() + pages) * page_len).saturating_sub(self.tokens.len());
-        room.min(left).min(fits)
+        // A step ends at the end of a page, so that there is a state to be published with it.
+        let page_end = match self.state {
+            Some(_) => (self.computed / page_len + 1) * page_len,
+            None => usize::MAX,
+        };
+        room.min(left).min(fits).min(page_end.saturating_sub(self.tokens.len()))
     }
 
-    /// Adds sampled tokens.
-    pub(super) fn extend(&mut self, sampled: &[u32], draft_model: &mut DraftModelRecord) {
+    /// Adds sampled tokens; those before them have been computed, `through` in all.
+    pub(super) fn extend(&mut self, sampled: &[u32], through: usize, draft_model: &mut DraftModelRecord) {
         if !sampled.is_empty() {
             self.lookup.iter_mut().for_each(|lookup| lookup.learn(sampled));
-            self.model.iter_mut().for_each(|model| model.learn(sampled, self.computed, draft_model));
+            self.model.iter_mut().for_each(|model| model.learn(sampled, through, draft_model));
         }
         self.tokens.extend(sampled);
         self.draft.clear();
@@ -322,9 +331,9 @@ impl Seq {
         self.tokens.len() - self.computed
     }
 
-    /// True if only the newest generated token is left to compute.
+    /// True if only the newest generated token is left to compute, and what has to be computed again.
     pub(super) fn decodes(&self) -> bool {
-        self.left() == 1 && self.tokens.len() > self.prompt_len && !self.will_encode()
+        self.left() == 1 + self.again && self.tokens.len() > self.prompt_len && !self.will_encode()
     }
 
     /// Pages for all its tokens and the next one.

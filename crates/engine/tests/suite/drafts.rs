@@ -1,20 +1,24 @@
 //! Speculative decoding: answers are the same with drafts and without, token by token.
 
-use std::sync::atomic::Ordering;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use tallow_core::DType;
 use tallow_engine::handle::{EngineHandle, Event, Request};
+use tallow_engine::kv_cache::KvShape;
 use tallow_engine::sampler::{Choice, Sampling};
 use tallow_engine::scheduler::{DraftCosts, DraftModelCost, Limits, StepCost};
 use tallow_models::Model;
-use tallow_support::golden;
+use tallow_support::{Golden, golden, only_tensors, tensors, with_tensors};
 
 use crate::common::{
-    choices, comes_to_rest, ends, events, limits, model, reason, request, start, start_with,
-    start_with_draft_model, text, tokens,
+    SLOTS, choices, comes_to_rest, ends, events, limits, model, reason, request, start, start_drafting,
+    start_with, start_with_draft_model, text, tokens,
 };
+use crate::disk_states::{HYBRIDS, hybrid, shape};
 
-/// Requests of all kinds of sampling, whose prompts repeat themselves.
-fn requests() -> Vec<Request> {
+/// Requests of all kinds of sampling, whose prompts repeat themselves, for a vocabulary of that size.
+fn requests(vocab: usize) -> Vec<Request> {
     let kinds = [
         Sampling::greedy(),
         Sampling { temperature: 0.7, top_k: 20, ..Sampling::default() },
@@ -26,7 +30,8 @@ fn requests() -> Vec<Request> {
     ];
     let one = |i: usize| {
         let length = 3 + i % 7;
-        let prompt: Vec<u32> = (0..length * 4).map(|at| 4 + ((at % length) * (i + 3) % 80) as u32).collect();
+        let prompt: Vec<u32> =
+            (0..length * 4).map(|at| 4 + ((at % length) * (i + 3) % (vocab - 16)) as u32).collect();
         let sampling = Sampling { seed: i as u64, ..kinds[i % kinds.len()].clone() };
         // Some of them end within a draft.
         let stops = if i.is_multiple_of(5) { vec!["t7".to_owned()] } else { Vec::new() };
@@ -36,8 +41,10 @@ fn requests() -> Vec<Request> {
 }
 
 /// Tokens with their log-probabilities, text, and why it ended.
-fn answers(handle: &EngineHandle) -> Vec<(Vec<Choice>, String, String)> {
-    let receivers: Vec<_> = requests().into_iter().map(|r| submit(handle, r)).collect();
+type Answer = (Vec<Choice>, String, String);
+
+fn answers(handle: &EngineHandle) -> Vec<Answer> {
+    let receivers: Vec<_> = requests(handle.info().vocab).into_iter().map(|r| submit(handle, r)).collect();
     let all = receivers.into_iter().map(|mut receiver| {
         let events: Vec<Event> = std::iter::from_fn(|| receiver.blocking_recv()).collect();
         assert_eq!(ends(&events), 1);
@@ -70,7 +77,7 @@ fn drafts_change_no_answer() {
             },
         );
         assert!(answers(&handle) == plain, "cost {cost}, {pages} pages");
-        let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (drafted, accepted) = (of(&handle.stats().drafted), of(&handle.stats().accepted));
         println!("cost {cost}, {pages} pages: {accepted} of {drafted} drafted tokens were right");
         assert!(drafted > accepted && accepted > 0, "{accepted} of {drafted}");
@@ -88,11 +95,15 @@ fn a_draft_model_changes_no_answer() {
     {
         let drafts = Some(DraftCosts {
             step: StepCost::Known { first: 1.0, more: 0.0 },
-            model: Some(DraftModelCost { step: StepCost::Known { first: step, more: 0.0 }, context: 90 }),
+            model: Some(DraftModelCost {
+                step: StepCost::Known { first: step, more: 0.0 },
+                context: 90,
+                mtp: false,
+            }),
         });
         let handle = start_with_draft_model(pages, Limits { drafts, ..limits() }, Some(draft));
         assert!(answers(&handle) == plain, "{name}, {pages} pages");
-        let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (drafted, accepted) = (of(&handle.stats().drafted), of(&handle.stats().accepted));
         println!("{name}, {pages} pages: {accepted} of {drafted} drafted tokens were right");
         assert!(drafted > accepted && accepted > 0, "{accepted} of {drafted}");
@@ -105,10 +116,14 @@ fn a_draft_model_changes_no_answer() {
 fn a_model_guesses_its_own_answers() {
     let drafts = Some(DraftCosts {
         step: StepCost::Known { first: 1.0, more: 0.0 },
-        model: Some(DraftModelCost { step: StepCost::Known { first: 0.0, more: 0.0 }, context: 128 }),
+        model: Some(DraftModelCost {
+            step: StepCost::Known { first: 0.0, more: 0.0 },
+            context: 128,
+            mtp: false,
+        }),
     });
     let handle = start_with_draft_model(64, Limits { drafts, ..limits() }, Some(model()));
-    let count = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+    let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let mut prompt: Vec<u32> = (0..20).map(|at| 4 + (at * 7) % 80).collect();
     for turn in 0..3 {
         let events = events(&handle, Request { ignore_end: true, ..request(&prompt, 24) });
@@ -118,5 +133,134 @@ fn a_model_guesses_its_own_answers() {
         assert!(accepted >= 12 * (turn + 1), "turn {turn}: {accepted} of {drafted}");
         prompt.extend(tokens(&events));
         prompt.extend([5, 9]);
+    }
+}
+
+/// Answers of a model that drafts by itself, the tokens that it drafted, and those that were right.
+fn drafted(model: &Model, shape: KvShape, drafts: Option<DraftCosts>) -> (Vec<Answer>, u64, u64) {
+    let handle = start_drafting(model.clone(), shape, Limits { drafts, ..limits() }, None);
+    let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let all = answers(&handle);
+    (all, of(&handle.stats().drafted), of(&handle.stats().accepted))
+}
+
+/// A recurrent state that has gone past a wrong guess is of no use: the step after it begins where the draft did.
+#[test]
+fn drafts_change_no_answer_of_a_hybrid() {
+    for name in HYBRIDS {
+        let rows = shape(DType::F32, 64, 2 * SLOTS + 8);
+        let run = |drafts, shape| drafted(&hybrid(name), shape, drafts);
+        let (plain, drafted, _) = run(None, rows);
+        assert_eq!(drafted, 0);
+        for (cost, shape) in
+            [(0.0, rows), (0.05, rows), (0.0, KvShape { pages: 33, state_rows: 2 * SLOTS, ..rows })]
+        {
+            let step = StepCost::Known { first: 1.0, more: cost };
+            let (got, drafted, accepted) = run(Some(DraftCosts { step, model: None }), shape);
+            println!(
+                "{name}, cost {cost}, {} pages: {accepted} of {drafted} drafted tokens were right",
+                shape.pages
+            );
+            assert!(got == plain, "{name}, cost {cost}, {} pages", shape.pages);
+            assert!(drafted > accepted && accepted > 0, "{accepted} of {drafted}");
+        }
+    }
+}
+
+const MTP_CASES: [&str; 6] =
+    ["deepseek-v3", "deepseek-v3-shared", "glm4-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"];
+
+/// Drafts by an MTP layer, whose steps cost so much.
+fn by_mtp(step: f32) -> Option<DraftCosts> {
+    let (of_model, step) =
+        (StepCost::Known { first: 1.0, more: 0.0 }, StepCost::Known { first: step, more: 0.0 });
+    Some(DraftCosts { step: of_model, model: Some(DraftModelCost { step, context: 128, mtp: true }) })
+}
+
+fn with_mtp(path: &Path) -> Model {
+    let model = Model::open(path).unwrap();
+    assert!(model.has_mtp(), "{}", path.display());
+    Model { mtp: true, ..model }
+}
+
+/// An MTP layer changes no answer, however wrong it is: these have random weights. With few pages sequences are preempted.
+#[test]
+fn an_mtp_layer_changes_no_answer() {
+    for name in MTP_CASES {
+        let model = with_mtp(&golden(&format!("mtp/{name}")));
+        let rows = if model.spec.is_recurrent() { 2 * SLOTS + 8 } else { 0 };
+        let (plain, ..) = drafted(&model, shape(DType::F32, 64, rows), None);
+        for (step, pages) in [(0.0, 64), (0.0, 33), (0.1, 64)] {
+            let (got, drafted, accepted) = drafted(&model, shape(DType::F32, pages, rows), by_mtp(step));
+            println!("{name}, {pages} pages, step {step}: {accepted} of {drafted} drafted tokens were right");
+            assert!(got == plain, "{name}, {pages} pages, step {step}");
+            assert!(drafted > accepted && accepted > 0, "{accepted} of {drafted}");
+        }
+    }
+}
+
+/// Writes a model whose next token depends on the last one alone, and whose MTP layer knows it: nothing is added to the
+/// embeddings, and the layer reads that of the token that follows.
+fn chain(case: &str, folder: &Path) -> Model {
+    let (from, file) = (golden(&format!("mtp/{case}")), "model.safetensors");
+    let all = tensors(&from.join(file));
+    let ones = |n: usize| vec![if case.starts_with("qwen") { 0.0 } else { 1.0 }; n];
+    let changed = |(name, t): (&String, &Golden)| {
+        let cols = *t.shape.last().unwrap();
+        let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+        let numbers = if ends(&["o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj"])
+        {
+            vec![0.0; t.shape.iter().product()]
+        } else if ends(&[".eh_proj.weight", "mtp.fc.weight"]) {
+            let one = |i: usize| if i / cols == i % cols { 1.0 } else { 0.0 };
+            (0..t.shape[0] * cols).map(one).collect()
+        } else if ends(&[".enorm.weight", "pre_fc_norm_embedding.weight"]) {
+            ones(cols)
+        } else if ends(&["shared_head.norm.weight", "mtp.norm.weight"]) {
+            all["model.norm.weight"].f32()
+        } else if ends(&["shared_head.head.weight"]) {
+            all["lm_head.weight"].f32()
+        } else if ends(&[".embed_tokens.weight"]) {
+            all["model.embed_tokens.weight"].f32()
+        } else {
+            return None;
+        };
+        Some((name.clone(), t.shape.clone(), numbers))
+    };
+    let more: Vec<_> = all.iter().filter_map(changed).collect();
+    let more: Vec<_> =
+        more.iter().map(|(name, shape, numbers)| (&**name, &shape[..], &numbers[..])).collect();
+    let same = |name: &str| more.iter().all(|(changed, ..)| *changed != name);
+    let unchanged = only_tensors(&std::fs::read(from.join(file)).unwrap(), same);
+    std::fs::write(folder.join(file), with_tensors(&unchanged, &more)).unwrap();
+    std::fs::copy(from.join("config.json"), folder.join("config.json")).unwrap();
+    with_mtp(folder)
+}
+
+/// Greedy answers of a model whose MTP layer is always right, in later turns too, whose beginning is in the prefix cache with
+/// the layer's K and V.
+#[test]
+fn an_mtp_layer_that_is_right_is_believed() {
+    // Where the head is the embedding, a token follows itself, which prompt lookup knows.
+    for name in MTP_CASES.into_iter().filter(|name| *name != "qwen3.5") {
+        let folder = tempfile::tempdir().unwrap();
+        let model = chain(name, folder.path());
+        let rows = if model.spec.is_recurrent() { 2 * SLOTS + 8 } else { 0 };
+        let limits = Limits { drafts: by_mtp(0.0), ..limits() };
+        let handle = start_drafting(model, shape(DType::F32, 64, rows), limits, None);
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let mut prompt: Vec<u32> = (0..21).map(|at| 4 + (at * 7) % 43).collect();
+        for turn in 1..4 {
+            // Too few for prompt lookup to know them.
+            let events = events(&handle, Request { ignore_end: true, ..request(&prompt, 6) });
+            let (drafted, accepted) = (count(&handle.stats().drafted), count(&handle.stats().accepted));
+            println!("{name}, turn {turn}: {accepted} of {drafted} drafted tokens were right");
+            assert!(
+                accepted == drafted && accepted >= 3 * turn,
+                "{name}, turn {turn}: {accepted} of {drafted}"
+            );
+            prompt.extend(tokens(&events));
+            prompt.extend([5, 9, 50, 4, 44]);
+        }
     }
 }

@@ -2,14 +2,15 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 
 use proptest::prelude::*;
 use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::encoder_input::{EncoderOutput, InputDigest};
 use tallow_engine::failure::Unfit;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, DraftCosts, DraftModelCost, Limits, LogitsRows, NewSeq, Scheduler, SeqId,
-    StepCost,
+    Batch, BatchPart, ClientId, DraftCosts, DraftModelCost, Guess, Limits, LogitsRows, NewSeq, Scheduler,
+    SeqId, StepCost,
 };
 
 /// A request of a schedule.
@@ -126,7 +127,9 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
         }
         let (end, drafted) = (part.start + part.tokens.len() - part.drafted, part.drafted);
         let (tokens, draft) = part.tokens.split_at(part.tokens.len() - drafted);
-        assert!(drafted == 0 || (tokens.len() == 1 && part.logits == LogitsRows::Last));
+        // With a recurrent state, tokens before a wrong guess are computed again.
+        let one = tokens.len() == 1 || part.state.is_some();
+        assert!(drafted == 0 || (one && part.logits == LogitsRows::Last));
         assert_eq!(
             tokens,
             &seq.tokens[part.start..end],
@@ -179,8 +182,62 @@ fn run(batch: &Batch, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Kno
     sampled
 }
 
-/// Has a draft model guess, and checks that it reads what it has computed of the same tokens, in a cache of its own. Of four
-/// guesses three are right.
+/// Guess of the token after `all`: of four, three are right.
+fn guess_after(all: &[u32]) -> u32 {
+    let token = next_token(all);
+    if digest(Some(1), all).is_multiple_of(4) { (token + 1) % 3 } else { token }
+}
+
+/// Has the MTP layer guess, and checks that it reads hidden states of the model's last step, `hidden`, or its own, and what it has
+/// computed before in a cache of its own: K and V of a token depend on the next one, too. Where that is in another page, it may
+/// have been another's.
+fn guess_by_mtp(
+    s: &mut Scheduler,
+    page: usize,
+    cache: &mut Cache,
+    known: &HashMap<SeqId, Known>,
+    finished: &HashMap<SeqId, Known>,
+    hidden: &HashMap<SeqId, Range<usize>>,
+) {
+    let mut guessed: HashMap<SeqId, Vec<u32>> = HashMap::new();
+    let mut next = s.draft_batch();
+    for round in 0.. {
+        let Some(batch) = next else { return };
+        let mut guesses = Vec::new();
+        for part in &batch.parts {
+            // The last rows of those that have ended are computed for their next turn.
+            let seq = known.get(&part.id).unwrap_or_else(|| &finished[&part.id]);
+            let guess = guessed.entry(part.id).or_default();
+            let all = [&seq.tokens[..], guess].concat();
+            let end = part.start + part.tokens.len();
+            assert_eq!(part.tokens, all[part.start + 1..end + 1], "{:?}", part.id);
+            match round {
+                0 => assert!(hidden[&part.id].start <= part.start && end <= hidden[&part.id].end),
+                _ => assert_eq!((part.tokens.len(), end + 1), (1, all.len()), "{:?}", part.id),
+            }
+            let slot = |p: usize| (part.blocks[p / page], p % page);
+            let kv = |p: usize| digest(seq.salt, &all[..=p + 1]);
+            let own = |p: usize| digest(Some(99), &all[..=p + 1]);
+            for p in (0..part.start).filter(|p| (p + 1) % page > 0) {
+                let want = if p + 1 < seq.tokens.len() { kv(p) } else { own(p) };
+                assert_eq!(
+                    cache.get(&slot(p)),
+                    Some(&want),
+                    "{:?} guesses from a wrong cache at {p}",
+                    part.id
+                );
+            }
+            cache.extend((part.start..end).map(|p| (slot(p), if round == 0 { kv(p) } else { own(p) })));
+            let samples = part.logits.samples();
+            assert!(!samples || (end + 1 == all.len() && end + 1 < seq.most), "{:?}", part.id);
+            guess.extend(samples.then(|| guess_after(&all)));
+            guesses.push(if samples { Guess::Token(guess_after(&all)) } else { Guess::Computed });
+        }
+        next = s.guessed(&batch, &guesses);
+    }
+}
+
+/// Has a draft model guess, and checks that it reads what it has computed of the same tokens, in a cache of its own.
 fn guess(s: &mut Scheduler, page: usize, cache: &mut Cache, known: &HashMap<SeqId, Known>) {
     let mut guessed: HashMap<SeqId, Vec<u32>> = HashMap::new();
     let mut next = s.draft_batch();
@@ -203,12 +260,10 @@ fn guess(s: &mut Scheduler, page: usize, cache: &mut Cache, known: &HashMap<SeqI
             }
             // Two sequences may fill the page that they share, with the same.
             cache.extend((part.start..end).map(|p| (slot(p), digest(seq.salt, &all[..=p]))));
-            let token = next_token(&all);
-            let token = if digest(Some(1), &all).is_multiple_of(4) { (token + 1) % 3 } else { token };
-            let token = part.logits.samples().then_some(token);
+            let token = part.logits.samples().then(|| guess_after(&all));
             assert!(token.is_none() || (end == all.len() && end < seq.most), "{:?}", part.id);
             guess.extend(token);
-            tokens.push(token);
+            tokens.push(token.map_or(Guess::Computed, Guess::Token));
         }
         next = s.guessed(&batch, &tokens);
     }
@@ -223,13 +278,14 @@ fn go_on(batch: &Batch, rows: usize, states: &mut States, known: &HashMap<SeqId,
     let before = states.clone();
     let mut written = HashSet::new();
     for part in &batch.parts {
-        let (seq, rows_of, end) = (&known[&part.id], part.state.unwrap(), part.start + part.tokens.len());
+        let (seq, rows_of) = (&known[&part.id], part.state.unwrap());
         assert!((rows_of.to as usize) < rows && written.insert(rows_of.to), "{rows_of:?}");
         if part.start > 0 {
             let want = digest(seq.salt, &seq.tokens[..part.start]);
             assert_eq!(before.get(&rows_of.from), Some(&want), "{:?} at {}", part.id, part.start);
         }
-        states.insert(rows_of.to, digest(seq.salt, &seq.tokens[..end]));
+        let through = [&seq.tokens[..part.start], &part.tokens].concat();
+        states.insert(rows_of.to, digest(seq.salt, &through));
     }
     let read = batch.parts.iter().filter(|part| part.start > 0).filter_map(|part| part.state);
     assert!(read.into_iter().all(|rows| !written.contains(&rows.from)));
@@ -302,11 +358,13 @@ proptest! {
         // Sliding window of layers with their own pages, its tile, and how many more pages there are than all slots need.
         swa in prop::option::of((1usize..30, 1usize..7, 0usize..20)),
         costs in prop_oneof![Just(None), Just(Some(0.0)), Just(Some(0.3))],
-        draft_model in proptest::option::of((prop_oneof![Just(0.0f32), Just(0.2)], 5usize..60)),
+        draft_model in proptest::option::of((prop_oneof![Just(0.0f32), Just(0.2)], 5usize..60, prop::bool::ANY)),
         // True if steps are launched ahead where they can be.
         ahead in prop::bool::ANY,
     ) {
-        let model = draft_model.map(|(step, context)| DraftModelCost { step: StepCost::Known { first: step, more: step / 8.0 }, context });
+        let model = draft_model.map(|(step, context, mtp)| {
+            DraftModelCost { step: StepCost::Known { first: step, more: step / 8.0 }, context, mtp }
+        });
         let drafts = costs.map(|token| DraftCosts { step: StepCost::Known { first: 1.0, more: token }, model });
         let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, drafts };
         let each = if ahead { 4 } else { 2 };
@@ -321,7 +379,8 @@ proptest! {
         };
         let mut s = Scheduler::new(limits, pool);
         let (mut cache, mut draft_cache, mut known) = (Cache::new(), Cache::new(), HashMap::new());
-        let (mut states, mut swa_cache) = (States::new(), Cache::new());
+        let (mut states, mut swa_cache, mut hidden) = (States::new(), Cache::new(), HashMap::new());
+        let (mut finished, mut went_back) = (HashMap::new(), HashMap::new());
         let mut waiting: Vec<(SeqId, Asked)> =
             requests.into_iter().enumerate().map(|(i, a)| (SeqId(i as u64), a)).collect();
         let mut ended = 0;
@@ -356,8 +415,10 @@ proptest! {
                     }
                 }
             }
-            if launched.is_none() {
-                guess(&mut s, page, &mut draft_cache, &known);
+            match model {
+                _ if launched.is_some() => {}
+                Some(model) if model.mtp => guess_by_mtp(&mut s, page, &mut draft_cache, &known, &finished, &hidden),
+                _ => guess(&mut s, page, &mut draft_cache, &known),
             }
             let Some(all) = launched.take().or_else(|| s.next_batch()) else {
                 prop_assert!(s.is_idle(), "{} wait and nothing runs", s.waiting());
@@ -377,7 +438,9 @@ proptest! {
             let encodes = |p: &BatchPart| p.cross.as_ref().is_some_and(|cross| cross.encode);
             prop_assert!(batch.parts.iter().filter(|p| encodes(p)).count() <= 1);
             let decodes = |p: &BatchPart| {
-                known[&p.id].generated > 0 && p.start + 1 == known[&p.id].tokens.len() && !encodes(p)
+                let end = p.start + p.tokens.len() - p.drafted;
+                let newest = p.start + 1 == end || went_back.get(&p.id) == Some(&p.start);
+                known[&p.id].generated > 0 && newest && end == known[&p.id].tokens.len() && !encodes(p)
             };
             if batch.parts.iter().any(decodes) {
                 prop_assert!(rows <= decode_budget.max(2 * slots));
@@ -408,6 +471,15 @@ proptest! {
                     s.drop_ahead();
                 }
             }
+            // A recurrent state that has gone past a wrong token is of no use.
+            went_back = all.parts.iter().zip(&sampled).filter(|(part, sampled)| {
+                part.state.is_some() && sampled.len() < 1 + part.drafted
+            }).map(|(part, _)| (part.id, part.start)).collect();
+            // The hidden states of a draft are of use up to the first wrong token.
+            hidden = all.parts.iter().zip(&sampled).map(|(part, sampled)| {
+                let right = sampled.len().saturating_sub(1);
+                (part.id, part.start..part.start + part.tokens.len() - part.drafted + right)
+            }).collect();
             let full = s.commit(&all, &sampled);
             if let Some(next) = &mut launched {
                 follow(next, &sampled);
@@ -422,14 +494,14 @@ proptest! {
                 let is_last = !next.is_empty() || end == seq.tokens.len();
                 prop_assert_eq!(full, is_last && seq.tokens.len() == seq.most);
                 if full {
-                    known.remove(&part.id);
+                    finished.extend(known.remove_entry(&part.id));
                     ended += 1;
                 }
             }
             let leavers = known.iter().filter(|(_, k)| k.asked.leaves_after.is_some_and(|n| k.generated >= n));
             for id in leavers.map(|(id, _)| *id).collect::<Vec<_>>() {
                 s.drop_seq(id);
-                known.remove(&id);
+                finished.extend(known.remove_entry(&id));
                 ended += 1;
             }
             prop_assert!(s.check().is_ok(), "{:?}", s.check());

@@ -355,15 +355,15 @@ pub(super) fn experts_used(c: &Config<'_>, default: usize, count: usize) -> Resu
     }
 }
 
-/// MTP (nextn) layers behind the last one, which are skipped. GGUF files include them in the layer count.
+/// MTP (nextn) layers behind the last one. GGUF files include them in the layer count.
 pub(super) fn mtp_layers<L>(c: &Config<'_>, spec: &mut DecoderSpec<L>, default: usize) -> Result<()> {
     spec.mtp_layers = c.find_count(MTP_LAYERS)?.unwrap_or(if c.is_gguf() { 0 } else { default });
     if c.is_gguf() {
-        let (skipped, layers) = (spec.mtp_layers, spec.layers.len());
-        if skipped >= layers {
-            return Err(c.bad(MTP_LAYERS, format_args!("is {skipped}, of {layers} layers")));
+        let (mtp, layers) = (spec.mtp_layers, spec.layers.len());
+        if mtp >= layers {
+            return Err(c.bad(MTP_LAYERS, format_args!("is {mtp}, of {layers} layers")));
         }
-        spec.layers.truncate(layers - skipped);
+        spec.layers.truncate(layers - mtp);
     }
     Ok(())
 }

@@ -42,28 +42,53 @@ static QWEN35_MOE: Family = Family {
     spec: qwen35_moe,
 };
 
-const TEXT: Names = Names {
-    spare: &["mtp."],
-    ..tensor_names::HF.with(&[
-        (Slot::SsmIn, "model.layers.{}.linear_attn.in_proj_qkvz"),
-        (Slot::SsmQkv, "model.layers.{}.linear_attn.in_proj_qkv"),
-        (Slot::SsmGate, "model.layers.{}.linear_attn.in_proj_z"),
-        (Slot::SsmBetaAlpha, "model.layers.{}.linear_attn.in_proj_ba"),
-        (Slot::SsmBeta, "model.layers.{}.linear_attn.in_proj_b"),
-        (Slot::SsmAlpha, "model.layers.{}.linear_attn.in_proj_a"),
-        (Slot::SsmConv1d, "model.layers.{}.linear_attn.conv1d"),
-        (Slot::SsmA, "model.layers.{}.linear_attn.A_log"),
-        (Slot::SsmDt, "model.layers.{}.linear_attn.dt_bias"),
-        (Slot::SsmNorm, "model.layers.{}.linear_attn.norm"),
-        (Slot::SsmOut, "model.layers.{}.linear_attn.out_proj"),
-        (Slot::FfnGateUpExps, "model.layers.{}.mlp.experts.gate_up_proj"),
-        (Slot::FfnDownExpsStacked, "model.layers.{}.mlp.experts.down_proj"),
-        (Slot::FfnGateShexp, "model.layers.{}.mlp.shared_expert.gate_proj"),
-        (Slot::FfnUpShexp, "model.layers.{}.mlp.shared_expert.up_proj"),
-        (Slot::FfnDownShexp, "model.layers.{}.mlp.shared_expert.down_proj"),
-        (Slot::FfnGateInpShexp, "model.layers.{}.mlp.shared_expert_gate"),
-    ])
-};
+const LAYERS: Names = tensor_names::HF.with(&[
+    (Slot::SsmIn, "model.layers.{}.linear_attn.in_proj_qkvz"),
+    (Slot::SsmQkv, "model.layers.{}.linear_attn.in_proj_qkv"),
+    (Slot::SsmGate, "model.layers.{}.linear_attn.in_proj_z"),
+    (Slot::SsmBetaAlpha, "model.layers.{}.linear_attn.in_proj_ba"),
+    (Slot::SsmBeta, "model.layers.{}.linear_attn.in_proj_b"),
+    (Slot::SsmAlpha, "model.layers.{}.linear_attn.in_proj_a"),
+    (Slot::SsmConv1d, "model.layers.{}.linear_attn.conv1d"),
+    (Slot::SsmA, "model.layers.{}.linear_attn.A_log"),
+    (Slot::SsmDt, "model.layers.{}.linear_attn.dt_bias"),
+    (Slot::SsmNorm, "model.layers.{}.linear_attn.norm"),
+    (Slot::SsmOut, "model.layers.{}.linear_attn.out_proj"),
+    (Slot::FfnGateUpExps, "model.layers.{}.mlp.experts.gate_up_proj"),
+    (Slot::FfnDownExpsStacked, "model.layers.{}.mlp.experts.down_proj"),
+    (Slot::FfnGateShexp, "model.layers.{}.mlp.shared_expert.gate_proj"),
+    (Slot::FfnUpShexp, "model.layers.{}.mlp.shared_expert.up_proj"),
+    (Slot::FfnDownShexp, "model.layers.{}.mlp.shared_expert.down_proj"),
+    (Slot::FfnGateInpShexp, "model.layers.{}.mlp.shared_expert_gate"),
+]);
+const MTP: Names = LAYERS.with(&[
+    (Slot::NextnEhProj, "mtp.fc"),
+    (Slot::NextnEnorm, "mtp.pre_fc_norm_embedding"),
+    (Slot::NextnHnorm, "mtp.pre_fc_norm_hidden"),
+    (Slot::NextnSharedHeadNorm, "mtp.norm"),
+    (Slot::AttnNorm, "mtp.layers.{}.input_layernorm"),
+    (Slot::AttnQ, "mtp.layers.{}.self_attn.q_proj"),
+    (Slot::AttnK, "mtp.layers.{}.self_attn.k_proj"),
+    (Slot::AttnV, "mtp.layers.{}.self_attn.v_proj"),
+    (Slot::AttnOut, "mtp.layers.{}.self_attn.o_proj"),
+    (Slot::AttnQNorm, "mtp.layers.{}.self_attn.q_norm"),
+    (Slot::AttnKNorm, "mtp.layers.{}.self_attn.k_norm"),
+    (Slot::FfnNorm, "mtp.layers.{}.post_attention_layernorm"),
+    (Slot::FfnGate, "mtp.layers.{}.mlp.gate_proj"),
+    (Slot::FfnUp, "mtp.layers.{}.mlp.up_proj"),
+    (Slot::FfnDown, "mtp.layers.{}.mlp.down_proj"),
+    (Slot::FfnGateInp, "mtp.layers.{}.mlp.gate"),
+    (Slot::FfnGateExps, "mtp.layers.{}.mlp.experts.{expert}.gate_proj"),
+    (Slot::FfnUpExps, "mtp.layers.{}.mlp.experts.{expert}.up_proj"),
+    (Slot::FfnDownExps, "mtp.layers.{}.mlp.experts.{expert}.down_proj"),
+    (Slot::FfnGateUpExps, "mtp.layers.{}.mlp.experts.gate_up_proj"),
+    (Slot::FfnDownExpsStacked, "mtp.layers.{}.mlp.experts.down_proj"),
+    (Slot::FfnGateShexp, "mtp.layers.{}.mlp.shared_expert.gate_proj"),
+    (Slot::FfnUpShexp, "mtp.layers.{}.mlp.shared_expert.up_proj"),
+    (Slot::FfnDownShexp, "mtp.layers.{}.mlp.shared_expert.down_proj"),
+    (Slot::FfnGateInpShexp, "mtp.layers.{}.mlp.shared_expert_gate"),
+]);
+const TEXT: Names = Names { mtp: Some(("mtp.", &MTP)), ..LAYERS };
 const GGUF: Names = tensor_names::GGUF.with(&[(Slot::FfnNorm, "blk.{}.post_attention_norm")]);
 
 const KERNEL: Key = key("linear_conv_kernel_dim", "ssm.conv_kernel");
@@ -135,8 +160,10 @@ fn hybrid(
     let mut spec = common::plain_as(c, defaults)?;
     // Converters to GGUF add the 1.
     spec.norm.weight_offset = if c.is_gguf() { 0.0 } else { 1.0 };
-    if c.is_gguf() {
-        common::mtp_layers(c, &mut spec, 0)?;
+    match c.is_gguf() {
+        true => common::mtp_layers(c, &mut spec, 0)?,
+        // Settings of Qwen3-Next do not say.
+        false => spec.mtp_layers = usize::from(common::tensor(c, &MTP, Slot::NextnEhProj, 0).is_some()),
     }
     if spec.layers[0].ffn.act != Activation::Silu {
         let act = c.find_text(common::ACT)?.unwrap_or_default();

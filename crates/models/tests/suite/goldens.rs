@@ -29,12 +29,12 @@ const PAGE: usize = 16;
 /// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
 
-fn cpu() -> Cpu {
+pub(crate) fn cpu() -> Cpu {
     Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
 }
 
 /// The GPU that tests run on, possibly a software implementation.
-fn gpu() -> Option<Wgpu> {
+pub(crate) fn gpu() -> Option<Wgpu> {
     Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
 }
 
@@ -73,23 +73,23 @@ impl<'a, B: Backend> Runner<'a, B> {
 }
 
 /// A golden case: prompts and the reference's outputs.
-struct Case {
-    facts: Value,
-    tensors: std::collections::BTreeMap<String, Golden>,
+pub(crate) struct Case {
+    pub(crate) facts: Value,
+    pub(crate) tensors: std::collections::BTreeMap<String, Golden>,
 }
 
 impl Case {
-    fn read(name: &str) -> Case {
+    pub(crate) fn read(name: &str) -> Case {
         let dir = golden(name);
         Case { facts: json(&dir.join("golden.json")), tensors: tensors(&dir.join("golden.safetensors")) }
     }
 
-    fn prompts(&self) -> Vec<(String, Vec<u32>)> {
+    pub(crate) fn prompts(&self) -> Vec<(String, Vec<u32>)> {
         let names = self.tensors.keys().filter_map(|k| k.strip_suffix(".input_ids"));
         names.map(|n| (n.to_owned(), self.tensors[&format!("{n}.input_ids")].ids())).collect()
     }
 
-    fn tolerance(&self) -> f32 {
+    pub(crate) fn tolerance(&self) -> f32 {
         self.facts["suggested_abs_tolerance_f32"].as_f64().unwrap() as f32
     }
 
@@ -137,7 +137,7 @@ impl Case {
     }
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter()
         .zip(b)

@@ -8,4 +8,5 @@ mod gguf_encoders;
 mod goldens;
 mod images;
 mod launches;
+mod mtp;
 mod seq2seq;

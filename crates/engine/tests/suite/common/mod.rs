@@ -74,16 +74,30 @@ pub(crate) fn start_with(pages: usize, limits: Limits) -> RunningEngine {
 }
 
 pub(crate) fn start_with_draft_model(pages: usize, limits: Limits, draft: Option<Model>) -> RunningEngine {
-    let model = model();
-    let info = info(&model, pages);
+    let shape = KvShape { dtype: DType::F32, page_len: 4, pages, swa_pages: 0, state_rows: 0 };
+    start_drafting(model(), shape, limits, draft)
+}
+
+/// An engine of a model which drafts with another, or with its own MTP layer if that is to be loaded.
+pub(crate) fn start_drafting(
+    model: Model,
+    shape: KvShape,
+    limits: Limits,
+    draft: Option<Model>,
+) -> RunningEngine {
+    let KvShape { pages, state_rows, .. } = shape;
+    // Folders of goldens have no vocabulary.
+    let vocab = model.spec.vocab;
+    let named = if matches!(model.checkpoint.settings, Settings::Gguf(_)) { &model } else { &self::model() };
+    let info = Info { state_rows, vocab, ..info(named, pages) };
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
         let load = |b: &Cpu, model: &Model| {
             Decoder::load(b, model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)
         };
-        let shape = KvShape { dtype: DType::F32, page_len: 4, pages, swa_pages: 0, state_rows: 0 };
         let decoder = load(&b, &model)?;
-        let mut runner = Runner::new(b, decoder, shape).map_err(Wrong::Device)?;
+        let runner = Runner::new(b, decoder, shape).map_err(Wrong::Device)?;
+        let mut runner = runner.with_mtp(shape).map_err(Wrong::Device)?;
         if let Some(draft) = draft {
             let decoder = load(runner.backend(), &draft)?;
             runner = runner.with_draft_model(decoder, 128, shape).map_err(Wrong::Device)?;

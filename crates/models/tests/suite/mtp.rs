@@ -1,0 +1,135 @@
+//! MTP layers against the reference's logits: what they guess from the model's hidden states, and from their own.
+
+use std::ops::ControlFlow;
+
+use tallow_core::{Backend, DType, Span, StateRows, Step, StepPlan};
+use tallow_models::Model;
+use tallow_models::blocks::cache::LayerCache;
+use tallow_models::decoder::Decoder;
+use tallow_models::mtp::Hidden;
+use tallow_support::golden;
+
+use crate::goldens::{Case, cpu, distance, gpu};
+
+const PAGE: usize = 16;
+
+/// A model of `mtp/`, with its MTP layer.
+fn open(case: &str, file: &str) -> Model {
+    let model = Model::open(&golden(&format!("mtp/{case}/{file}"))).unwrap();
+    assert!(model.has_mtp(), "{case}/{file}");
+    Model { mtp: true, ..model }
+}
+
+/// Logits of the MTP layer for all positions of a prompt but the last, and those of the position after them, for the token
+/// `guess` and the layer's own hidden state. The prompt is computed at once, or token by token.
+fn guesses<B: Backend>(b: &B, model: &Model, ids: &[u32], guess: u32, at_once: bool) -> (Vec<f32>, Vec<f32>) {
+    let context = ids.len() + 1;
+    let decoder = Decoder::load(b, model, context, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let pages = [context.div_ceil(PAGE), PAGE];
+    let caches: Vec<_> =
+        decoder.spec().layers.iter().map(|l| LayerCache::new(b, l, DType::F32, pages, 2).unwrap()).collect();
+    let own = LayerCache::new(b, decoder.mtp().unwrap().spec(), DType::F32, pages, 0).unwrap();
+    let plan = |start: usize, tokens: &[u32], states: Vec<StateRows>| {
+        let rows = tokens.len();
+        let span = Span { rows, start, pages: (0..(start + rows).div_ceil(PAGE) as u32).collect() };
+        let (spans, outputs) = (vec![span], (0..rows as u32).collect());
+        StepPlan::new(
+            b,
+            Step { tokens: tokens.to_vec(), spans, states, outputs, page_len: PAGE, ..Step::default() },
+        )
+        .unwrap()
+    };
+    let (mut first, mut last) = (Vec::new(), None);
+    let count = ids.len() - 1;
+    for (i, start) in (0..count).step_by(if at_once { count } else { 1 }).enumerate() {
+        let end = if at_once { count } else { start + 1 };
+        let rows = StateRows { from: i as u32 % 2, to: (i as u32 + 1) % 2 };
+        let states = if decoder.spec().is_recurrent() { vec![rows] } else { Vec::new() };
+        let x = decoder.forward(b, &plan(start, &ids[start..end], states), &caches, |_, _| Ok(())).unwrap();
+        let plan = plan(start, &ids[start + 1..end + 1], Vec::new());
+        let x = decoder.mtp_forward(b, &plan, &Hidden::OfModel(x), &own).unwrap();
+        first.extend(b.download::<f32>(&decoder.mtp_logits(b, &plan, &x).unwrap()).unwrap());
+        last = Some(x.row_range(x.rows() - 1..x.rows()));
+    }
+    let plan = plan(count, &[guess], Vec::new());
+    let x = decoder.mtp_forward(b, &plan, &Hidden::OfMtp(last.unwrap()), &own).unwrap();
+    (first, b.download(&decoder.mtp_logits(b, &plan, &x).unwrap()).unwrap())
+}
+
+/// Largest deviations from the reference over all prompts, of first and second guesses.
+fn distances<B: Backend>(b: &B, model: &Model, case: &Case, at_once: bool) -> (f32, f32) {
+    let tokens = case.facts["mtp_token"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32);
+    let far = case.prompts().into_iter().zip(tokens).map(|((name, ids), guess)| {
+        let (first, second) = guesses(b, model, &ids, guess, at_once);
+        let want = |of: &str| case.tensors[&format!("{name}.{of}")].f32();
+        (distance(&first, &want("mtp")), distance(&second, &want("mtp2")))
+    });
+    far.fold((0.0, 0.0), |(a, b), (c, d)| (f32::max(a, c), f32::max(b, d)))
+}
+
+fn cases() -> Vec<(String, Vec<&'static str>)> {
+    let mut all: Vec<_> = std::fs::read_dir(golden("mtp"))
+        .unwrap()
+        .map(|entry| {
+            let path = entry.unwrap().path();
+            let files = ["", "twin.gguf"].into_iter().filter(|file| path.join(file).exists()).collect();
+            (path.file_name().unwrap().to_str().unwrap().to_owned(), files)
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn mtp_layers_guess_as_the_reference_does() {
+    let (b, all) = (cpu(), cases());
+    assert_eq!(all.iter().map(|(_, files)| files.len()).sum::<usize>(), 10);
+    for (name, file) in all.iter().flat_map(|(name, files)| files.iter().map(move |file| (name, file))) {
+        let case = Case::read(&format!("mtp/{name}"));
+        let model = open(name, file);
+        // What the reference's logits move by if the layer reads something else.
+        let moved = case.facts["moved"].as_object().unwrap().values().map(|x| x.as_f64().unwrap() as f32);
+        let moved = moved.fold(f32::INFINITY, f32::min);
+        assert!(moved > 5.0 * case.tolerance());
+        for at_once in [true, false] {
+            let (first, second) = distances(&b, &model, &case, at_once);
+            println!(
+                "{name}/{file}: {first:.1e}, {second:.1e}; allowed {:.1e}, told apart {moved:.1e}",
+                case.tolerance()
+            );
+            assert!(
+                first <= case.tolerance() && second <= case.tolerance(),
+                "{name}/{file}: {first}, {second}"
+            );
+        }
+    }
+}
+
+#[test]
+fn mtp_layers_guess_on_a_gpu() {
+    let Some(b) = gpu() else { return };
+    for (name, _) in cases() {
+        let case = Case::read(&format!("mtp/{name}"));
+        let (first, second) = distances(&b, &open(&name, ""), &case, true);
+        assert!(
+            first <= 4.0 * case.tolerance() && second <= 4.0 * case.tolerance(),
+            "{name}: {first}, {second}"
+        );
+    }
+}
+
+/// The layer takes memory only if it is to draft.
+#[test]
+fn an_mtp_layer_is_loaded_if_it_is_wanted() {
+    for (name, files) in cases() {
+        for file in files {
+            let with = open(&name, file);
+            let without = Model { mtp: false, ..with.clone() };
+            assert!(without.weight_bytes() < with.weight_bytes(), "{name}/{file}");
+            let b = cpu();
+            let load =
+                |model: &Model| Decoder::load(&b, model, 16, &mut |_, _| ControlFlow::Continue(())).unwrap();
+            assert!(load(&with).mtp().is_some() && load(&without).mtp().is_none(), "{name}/{file}");
+        }
+    }
+}

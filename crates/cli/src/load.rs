@@ -199,7 +199,9 @@ impl LoadedModel {
         let refused = |why: &str| Failed::new(format!("draft model {}: {why}", chosen.value));
         let draft = model(&chosen.value, how).map_err(|e| refused(&e.to_string()))?;
         if draft.spec.is_recurrent() {
-            return Err(refused("models with recurrent state do not draft for others; take another one"));
+            let why =
+                "models with recurrent state do not draft for others; take one without, or leave --draft out";
+            return Err(refused(why));
         }
         let ours = &self.text_codec()?.tokenizer;
         let theirs = draft.tokenizer().map_err(|e| refused(&e.to_string()))?;

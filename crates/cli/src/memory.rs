@@ -547,6 +547,26 @@ mod tests {
         assert_eq!(more, 2 * (72 - 40) * 4 * opened.model.spec.vocab as u64);
     }
 
+    /// A model's MTP layer is loaded to draft, unless n-grams alone are to, or nothing; then it takes no memory.
+    #[test]
+    fn an_mtp_layer_is_in_the_plan_where_it_drafts() {
+        let (_, mut config) = demo();
+        let sources = Sources::read(None).unwrap();
+        let path = golden("mtp/glm4-moe");
+        let how = OpenOptions::new(&sources, true, None).unwrap();
+        let opened = open(path.to_str().unwrap(), how).unwrap();
+        let mut plan = |speculative| {
+            config.speculative.value = speculative;
+            let model = opened.used(&config);
+            (model.mtp, Plan::new(&model, None, &config, &Device::cpu()))
+        };
+        let ((with, all), (without, ngram)) = (plan(Speculative::Auto), plan(Speculative::Ngram));
+        assert!(with && !without && !plan(Speculative::Off).0);
+        // A third layer beside two.
+        assert_eq!(2 * all.kv, 3 * ngram.kv);
+        assert!(all.weights > ngram.weights && all.workspace > ngram.workspace);
+    }
+
     #[test]
     fn sizes_read_well() {
         let sizes = [0, 1023, 1024, 1536, 10 << 20, 4 << 30, 150 << 30].map(size);

@@ -108,5 +108,5 @@ fn a_draft_model_needs_the_same_vocabulary() {
     insta::assert_snapshot!(refused("demo", &file("gguf-models/llama-bf16.gguf")), @r#"error: draft model DRAFT: its vocabulary is another: token 0 is "<unk>", and "<|begin_of_text|>" in demo. Take a smaller model of the same family"#);
     insta::assert_snapshot!(refused("demo", "nothing.gguf"), @"error: draft model DRAFT: DRAFT: there is no such file or folder");
     let recurrent = file("gguf-models/qwen3.5-bf16.gguf");
-    insta::assert_snapshot!(refused(&recurrent, &recurrent), @"error: draft model DRAFT: models with recurrent state neither draft nor have drafts; leave --draft out");
+    insta::assert_snapshot!(refused(&recurrent, &recurrent), @"error: draft model DRAFT: models with recurrent state do not draft for others; take one without, or leave --draft out");
 }

@@ -189,6 +189,9 @@ impl Loading {
     /// Loads the model on an open device, with a progress bar, and with a warm-up if the device wants one.
     pub(crate) fn runner<B: Backend>(&self, b: B, traits: Traits) -> Result<Runner<B>, Failed> {
         let decoder = self.decoder(&b, &self.model, self.context)?;
+        if let Some(why) = decoder.mtp_fault() {
+            tracing::warn!("the model's MTP layer is left out and drafts nothing: {why}");
+        }
         let mut runner = Runner::new(b, decoder, self.shape)?.with_mtp(self.shape)?;
         if let Some(draft) = &self.draft {
             let context = self.context.min(draft.spec.context);

@@ -32,6 +32,7 @@ pub struct Decoder<B: Backend> {
     ropes: Vec<RopeTable<B>>,
     targets: Option<Targets>,
     mtp: Option<Mtp<B>>,
+    mtp_fault: Option<String>,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -42,7 +43,12 @@ impl<B: Backend> Decoder<B> {
         let mut decoder = Decoder::read(&mut w, spec, context, None)?;
         decoder.targets = Some(Targets::new(model, w.targets()));
         if let Some(layer) = spec.mtp_layer().filter(|_| model.mtp && model.has_mtp()) {
-            decoder.mtp = Some(Mtp::load(&mut w, model.mtp_names(), &layer, &decoder.shared())?);
+            match Mtp::load(&mut w, model.mtp_names(), &layer, &decoder.shared()) {
+                Ok(mtp) => decoder.mtp = Some(mtp),
+                // Without it the answers are the same.
+                Err(LoadError::File(why)) => decoder.mtp_fault = Some(why.to_string()),
+                Err(why) => return Err(why),
+            }
             w.with_names(names);
         }
         // Files may hold K and V weights of layers that read another layer's cache.
@@ -98,6 +104,7 @@ impl<B: Backend> Decoder<B> {
             ropes,
             targets: None,
             mtp: None,
+            mtp_fault: None,
         })
     }
 
@@ -117,6 +124,11 @@ impl<B: Backend> Decoder<B> {
     /// Its MTP layer, if that was loaded.
     pub fn mtp(&self) -> Option<&Mtp<B>> {
         self.mtp.as_ref()
+    }
+
+    /// Why its MTP layer was not loaded although it was wanted.
+    pub fn mtp_fault(&self) -> Option<&str> {
+        self.mtp_fault.as_deref()
     }
 
     /// Hidden states of the MTP layer for a step whose tokens are those that follow the positions: [tokens, dim]. `hidden` has

@@ -7,7 +7,7 @@ use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_models::mtp::Hidden;
-use tallow_support::golden;
+use tallow_support::{golden, only_tensors, with_tensors};
 
 use crate::goldens::{Case, cpu, distance, gpu};
 
@@ -131,5 +131,29 @@ fn an_mtp_layer_is_loaded_if_it_is_wanted() {
                 |model: &Model| Decoder::load(&b, model, 16, &mut |_, _| ControlFlow::Continue(())).unwrap();
             assert!(load(&with).mtp().is_some() && load(&without).mtp().is_none(), "{name}/{file}");
         }
+    }
+}
+
+/// A layer that is damaged, or not what it should be, is left out: the model gives the same answers without.
+#[test]
+fn a_model_with_a_bad_mtp_layer_is_loaded_without() {
+    let (from, name) = (golden("mtp/glm4-moe"), "model.layers.2.hnorm.weight");
+    let whole = std::fs::read(from.join("model.safetensors")).unwrap();
+    let without = only_tensors(&whole, |tensor| tensor != name);
+    let nan = with_tensors(&without, &[(name, &[32], &[f32::NAN; 32])]);
+    let short = with_tensors(&without, &[(name, &[8], &[1.0; 8])]);
+    for (file, expected) in [
+        (&without, "is missing"),
+        (&nan, "element 0 is NaN: the file is damaged"),
+        (&short, "has shape [8]; the settings ask for [32]"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(from.join("config.json"), folder.path().join("config.json")).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        let model = Model { mtp: true, ..Model::open(folder.path()).unwrap() };
+        let decoder = Decoder::load(&cpu(), &model, 16, &mut |_, _| ControlFlow::Continue(())).unwrap();
+        assert!(decoder.mtp().is_none());
+        let fault = decoder.mtp_fault().unwrap();
+        assert!(fault.contains(name) && fault.ends_with(expected), "{fault}");
     }
 }

@@ -10,7 +10,7 @@ use tallow_checkpoint::tensor_names::{
 use tallow_models::Model;
 use tallow_models::blocks::gated_delta_net::by_key_head;
 use tallow_models::families::Family;
-use tallow_models::spec::{GatedDeltaSpec, Mixer, MlaSpec, MoeSpec};
+use tallow_models::spec::{GatedDeltaSpec, LayerSpec, Mixer, MlaSpec, MoeSpec};
 use tallow_models::weights::{Pair, Runs, Transpose, by_head, bytes_alone};
 use tallow_models::{LoadError, Result};
 
@@ -20,24 +20,28 @@ use super::tensors::Target;
 
 /// A folder's tensors, named for `reader`. Only tensors that loading also ignores may be left over.
 pub(super) fn renamed<'a>(model: &'a Model, reader: &'a Family) -> Result<Vec<Target<'a>>> {
-    let (names, layers) = (model.names(), model.spec.layers.len());
-    let mut all =
-        Renaming { model, names, to: &reader.gguf_names, used: BTreeSet::new(), targets: Vec::new() };
-    let (of_layers, alone): (Vec<_>, Vec<_>) = names.iter().partition(|(_, from)| from.has(Index::Layer));
-    for (slot, from) in alone {
+    let (names, layers) = (model.names(), model.stored_layers());
+    let mut all = Renaming {
+        model,
+        names,
+        layers,
+        before: 0,
+        to: &reader.gguf_names,
+        used: BTreeSet::new(),
+        targets: Vec::new(),
+    };
+    for (slot, from) in names.iter().filter(|(_, from)| !from.has(Index::Layer)) {
         all.slot(slot, from, 0)?;
     }
-    for layer in 0..layers {
-        for (slot, from) in &of_layers {
-            all.slot(*slot, *from, layer)?;
-        }
-        all.latent(layer)?;
-        all.joint(layer)?;
-        all.recalled(layer)?;
+    let count = model.spec.layers.len();
+    (0..count).try_for_each(|layer| all.layer(layer))?;
+    if all.layers.len() > count {
+        let (names, number) = model.mtp_names();
+        (all.names, all.before) = (names, count - number);
+        all.layer(count)?;
     }
     let spare = |name: &str| {
-        let past = names.layer(name).is_some_and(|layer| layer >= layers);
-        past || is_redundant(name) || names.is_unused(name) || model.family.reads(name)
+        model.is_of_mtp(name) || is_redundant(name) || names.is_unused(name) || model.family.reads(name)
     };
     match model.checkpoint.tensors().find(|(name, _)| !all.used.contains(*name) && !spare(name)) {
         None => Ok(all.targets),
@@ -52,12 +56,28 @@ pub(super) fn renamed<'a>(model: &'a Model, reader: &'a Family) -> Result<Vec<Ta
 struct Renaming<'a> {
     model: &'a Model,
     names: &'a Names,
+    /// Layers of the file, the MTP layer among them.
+    layers: Vec<LayerSpec>,
+    /// Layers of the file before the first that these names number.
+    before: usize,
     to: &'a Names,
     used: BTreeSet<String>,
     targets: Vec<Target<'a>>,
 }
 
 impl<'a> Renaming<'a> {
+    /// Adds all tensors of a layer.
+    fn layer(&mut self, layer: usize) -> Result<()> {
+        let names = self.names;
+        // Where the MTP layer is a part of its own, there is no number in what it alone has.
+        for (slot, from) in names.iter().filter(|(slot, from)| from.has(Index::Layer) || slot.is_nextn()) {
+            self.slot(slot, from, layer)?;
+        }
+        self.latent(layer)?;
+        self.joint(layer)?;
+        self.recalled(layer)
+    }
+
     /// The tensor of that name, if it exists.
     fn find(&self, name: &str) -> Option<Piece<'a>> {
         let short = name.strip_prefix(self.names.base);
@@ -78,7 +98,7 @@ impl<'a> Renaming<'a> {
 
     /// The weight in a slot, if it exists; an error if its shape differs.
     fn weight(&mut self, slot: Slot, layer: usize, shape: &[usize]) -> Result<Option<Piece<'a>>> {
-        match self.names.weight(slot, layer) {
+        match self.names.weight(slot, layer - self.before) {
             Some(name) => self.shaped(&name, shape),
             None => Ok(None),
         }
@@ -103,7 +123,7 @@ impl<'a> Renaming<'a> {
         for kind in kinds {
             let to = format!("{to}{kind}");
             let each = |i: usize| {
-                let at = Indices { layer, expert: i, head: i };
+                let at = Indices { layer: layer - self.before, expert: i, head: i };
                 self.find(&format!("{}{kind}", from.fill(at)))
             };
             let is_many = from.has(Index::Expert) || from.has(Index::Head);
@@ -155,7 +175,7 @@ impl<'a> Renaming<'a> {
 
     /// MLA: splits `kv_b` into the K and the V part.
     fn latent(&mut self, layer: usize) -> Result<()> {
-        let spec = &self.model.spec.layers[layer];
+        let spec = &self.layers[layer];
         let Mixer::Mla(MlaSpec { q_heads: heads, kv_lora_rank, qk_nope_dim: keys, v_dim: values, .. }) =
             spec.mixer
         else {
@@ -183,7 +203,7 @@ impl<'a> Renaming<'a> {
         if !self.names.has(Slot::FfnGateUpExpsT) {
             return Ok(());
         }
-        let Some(MoeSpec { expert, experts }) = self.model.spec.layers[layer].ffn.moe() else {
+        let Some(MoeSpec { expert, experts }) = self.layers[layer].ffn.moe().copied() else {
             return Ok(());
         };
         let (count, width, dim) = (experts.count, expert.width, self.model.spec.dim);
@@ -196,7 +216,8 @@ impl<'a> Renaming<'a> {
             (Slot::FfnGateUpExpsT, Slot::FfnUpExps, [count, 2 * width, dim], width, half(1)),
             (Slot::FfnDownExps, Slot::FfnDownExps, [count, dim, width], dim, (0, 1)),
         ] {
-            let (from, to) = (self.names.name(from, layer), self.to.name(slot, layer));
+            let from = self.names.name(from, layer - self.before);
+            let to = self.to.name(slot, layer);
             let (Some(from), Some(to)) = (from, to) else { continue };
             let [_, outputs, cols] = shape;
             let some: Runs = (0..rows).map(|row| first + row * step).map(|row| row..row + 1).collect();
@@ -234,7 +255,7 @@ impl<'a> Renaming<'a> {
 
     /// Gated DeltaNet: splits the tensors grouped by key head into Q, K, V and the gates.
     fn recalled(&mut self, layer: usize) -> Result<()> {
-        let Mixer::GatedDelta(GatedDeltaSpec { heads, .. }) = self.model.spec.layers[layer].mixer else {
+        let Mixer::GatedDelta(GatedDeltaSpec { heads, .. }) = self.layers[layer].mixer else {
             return Ok(());
         };
         let (rows, dim) = (heads.cols() + heads.value_cols(), self.model.spec.dim);

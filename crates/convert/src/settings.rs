@@ -79,16 +79,18 @@ pub(super) fn common(header: &mut Header, model: &Model, reader: &Family) -> Res
     keys.count("vocab_size", spec.vocab);
     keys.count("context_length", spec.context);
     keys.count("embedding_length", spec.dim);
-    keys.count("block_count", spec.layers.len());
-    keys.count("nextn_predict_layers", 0);
+    // GGUF files count the MTP layer among the layers.
+    let stored = &DecoderSpec { layers: model.stored_layers(), ..spec.clone() };
+    keys.count("block_count", stored.layers.len());
+    keys.count("nextn_predict_layers", stored.layers.len() - spec.layers.len());
     let eps = match spec.norm.kind {
         NormKind::Rms => "attention.layer_norm_rms_epsilon",
         NormKind::Layer => "attention.layer_norm_epsilon",
     };
     keys.set(eps, Written::Number(spec.norm.eps));
-    attention(keys, spec);
-    feed_forward(keys, spec);
-    gated_delta(keys, &spec.layers);
+    attention(keys, stored);
+    feed_forward(keys, stored);
+    gated_delta(keys, &stored.layers);
     ropes(keys, model)
 }
 

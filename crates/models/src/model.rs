@@ -14,7 +14,7 @@ use crate::Result;
 use crate::families::{self, Family};
 use crate::file_type::{FileType, dominant};
 use crate::recipe::{Choice, Outcome, Quantizing, Recipe};
-use crate::spec::DecoderSpec;
+use crate::spec::{DecoderSpec, LayerSpec};
 use crate::weights::{Common, Source};
 
 /// A decoder as its files describe it.
@@ -62,8 +62,14 @@ impl Model {
         self.spec.mtp_layer().is_some() && name.is_some_and(|name| self.checkpoint.get(&name).is_some())
     }
 
+    /// Its layers, and the MTP layer if its files have one.
+    pub fn stored_layers(&self) -> Vec<LayerSpec> {
+        let mtp = self.spec.mtp_layer().filter(|_| self.has_mtp());
+        self.spec.layers.iter().cloned().chain(mtp).collect()
+    }
+
     /// Names of the MTP layer's tensors, and its number in them.
-    pub(crate) fn mtp_names(&self) -> (&'static Names, usize) {
+    pub fn mtp_names(&self) -> (&'static Names, usize) {
         match self.names().mtp {
             Some((_, names)) => (names, 0),
             None => (self.names(), self.spec.layers.len()),
@@ -71,7 +77,7 @@ impl Model {
     }
 
     /// True if a tensor belongs to an MTP layer.
-    pub(crate) fn is_of_mtp(&self, name: &str) -> bool {
+    pub fn is_of_mtp(&self, name: &str) -> bool {
         let first = self.spec.layers.len();
         match self.names().mtp {
             Some((prefix, _)) => name.starts_with(prefix),

@@ -179,12 +179,33 @@ impl Slot {
                 | FfnPostNorm2
                 | PerLayerProjNorm
                 | PerLayerPostNorm
+                | NextnEnorm
+                | NextnHnorm
+                | NextnSharedHeadNorm
         )
     }
 
     /// True if it is a table with a row per token or position, in whatever layout a file has linear layers.
     pub fn is_table(self) -> bool {
-        matches!(self, Slot::TokenEmbd | Slot::PosEmbd | Slot::Output | Slot::PerLayerTokenEmbd)
+        use Slot::*;
+        matches!(
+            self,
+            TokenEmbd | PosEmbd | Output | PerLayerTokenEmbd | NextnEmbedTokens | NextnSharedHeadHead
+        )
+    }
+
+    /// True if only an MTP layer has it.
+    pub fn is_nextn(self) -> bool {
+        use Slot::*;
+        matches!(
+            self,
+            NextnEhProj
+                | NextnEmbedTokens
+                | NextnEnorm
+                | NextnHnorm
+                | NextnSharedHeadHead
+                | NextnSharedHeadNorm
+        )
     }
 
     /// True if it is a tensor of Gated DeltaNet.

@@ -3,17 +3,19 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tallow_core::DType;
+use tallow_core::{Backend, DType};
+use tallow_cpu::{Cpu, Isa};
 use tallow_engine::handle::{EngineHandle, Event, Request};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::sampler::{Choice, Sampling};
 use tallow_engine::scheduler::{DraftCosts, DraftModelCost, Limits, StepCost};
 use tallow_models::Model;
-use tallow_support::{Golden, golden, only_tensors, tensors, with_tensors};
+use tallow_support::{Golden, golden, needed, only_tensors, tensors, with_tensors};
+use tallow_wgpu::{Wgpu, devices};
 
 use crate::common::{
     SLOTS, choices, comes_to_rest, ends, events, limits, model, reason, request, start, start_drafting,
-    start_with, start_with_draft_model, text, tokens,
+    start_drafting_on, start_with, start_with_draft_model, text, tokens,
 };
 use crate::disk_states::{HYBRIDS, hybrid, shape};
 
@@ -239,28 +241,57 @@ fn chain(case: &str, folder: &Path) -> Model {
 
 /// Greedy answers of a model whose MTP layer is always right, in later turns too, whose beginning is in the prefix cache with
 /// the layer's K and V.
+fn believe<B: Backend + 'static>(device: fn() -> B, case: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = chain(case, folder.path());
+    let rows = if model.spec.is_recurrent() { 3 * SLOTS + 8 } else { 0 };
+    let limits = Limits { drafts: by_mtp(0.0), ..limits() };
+    let handle = start_drafting_on(device, model, shape(DType::F32, 64, rows), limits, None);
+    let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let mut prompt: Vec<u32> = (0..21).map(|at| 4 + (at * 7) % 43).collect();
+    for turn in 1..4 {
+        // Too few for prompt lookup to know them.
+        let events = events(&handle, Request { ignore_end: true, ..request(&prompt, 6) });
+        let (drafted, accepted) = (count(&handle.stats().drafted), count(&handle.stats().accepted));
+        println!("{case}, turn {turn}: {accepted} of {drafted} drafted tokens were right");
+        assert!(accepted == drafted && accepted >= 3 * turn, "{case}, turn {turn}: {accepted} of {drafted}");
+        prompt.extend(tokens(&events));
+        prompt.extend([5, 9, 50, 4, 44]);
+    }
+}
+
 #[test]
 fn an_mtp_layer_that_is_right_is_believed() {
     // Where the head is the embedding, a token follows itself, which prompt lookup knows.
-    for name in MTP_CASES.into_iter().filter(|name| *name != "qwen3.5") {
-        let folder = tempfile::tempdir().unwrap();
-        let model = chain(name, folder.path());
-        let rows = if model.spec.is_recurrent() { 2 * SLOTS + 8 } else { 0 };
-        let limits = Limits { drafts: by_mtp(0.0), ..limits() };
-        let handle = start_drafting(model, shape(DType::F32, 64, rows), limits, None);
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let mut prompt: Vec<u32> = (0..21).map(|at| 4 + (at * 7) % 43).collect();
-        for turn in 1..4 {
-            // Too few for prompt lookup to know them.
-            let events = events(&handle, Request { ignore_end: true, ..request(&prompt, 6) });
-            let (drafted, accepted) = (count(&handle.stats().drafted), count(&handle.stats().accepted));
-            println!("{name}, turn {turn}: {accepted} of {drafted} drafted tokens were right");
-            assert!(
-                accepted == drafted && accepted >= 3 * turn,
-                "{name}, turn {turn}: {accepted} of {drafted}"
-            );
-            prompt.extend(tokens(&events));
-            prompt.extend([5, 9, 50, 4, 44]);
-        }
+    for case in MTP_CASES.into_iter().filter(|case| *case != "qwen3.5") {
+        believe(|| Cpu::new(Isa::best(), 2).unwrap(), case);
     }
+}
+
+/// On a device that computes while the host goes on, and launches captured steps again.
+#[test]
+fn an_mtp_layer_drafts_on_a_gpu() {
+    if needed("Vulkan or Metal device", devices().first()).is_none() {
+        return;
+    }
+    for case in ["glm4-moe", "qwen3-next"] {
+        believe(|| Wgpu::open(&devices()[0]).unwrap(), case);
+    }
+    // With random weights its guesses are wrong, and change no token.
+    let model = with_mtp(&golden("mtp/deepseek-v3"));
+    let said = |drafts| {
+        let limits = Limits { drafts, ..limits() };
+        let device = || Wgpu::open(&devices()[0]).unwrap();
+        let handle = start_drafting_on(device, model.clone(), shape(DType::F32, 64, 0), limits, None);
+        let asked = requests(handle.info().vocab).into_iter().filter(|r| r.sampling.temperature == 0.0);
+        let receivers: Vec<_> = asked.map(|r| submit(&handle, r)).collect();
+        let all: Vec<Vec<u32>> = receivers
+            .into_iter()
+            .map(|mut receiver| tokens(&std::iter::from_fn(|| receiver.blocking_recv()).collect::<Vec<_>>()))
+            .collect();
+        (all, handle.stats().drafted.load(Ordering::Relaxed))
+    };
+    let ((plain, none), (drafted, some)) = (said(None), said(by_mtp(0.1)));
+    assert_eq!(plain, drafted);
+    assert!(none == 0 && some > 0);
 }

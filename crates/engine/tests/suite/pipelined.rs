@@ -305,8 +305,8 @@ fn answers_of_a_model_are_those_of_one_step_after_another_on_a_gpu() {
         return;
     }
     // The GPU may be a software implementation.
-    let all = if ci() { 500 } else { 60 };
-    for (count, cost) in [(all, Some(0.0)), (all / 5, None)] {
+    let all = if ci() { 500 } else { 100 };
+    for (count, cost) in [(all, Some(0.0)), (100, None)] {
         let asked = requests(count, 2);
         compare(|| Wgpu::open(&devices()[0]).unwrap(), &asked, 2, cost);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use faulty::Faulty;
 use tallow_checkpoint::Settings;
-use tallow_core::DType;
+use tallow_core::{Backend, DType};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request, RunningEngine};
@@ -85,14 +85,25 @@ pub(crate) fn start_drafting(
     limits: Limits,
     draft: Option<Model>,
 ) -> RunningEngine {
+    start_drafting_on(|| Cpu::new(Isa::best(), 2).unwrap(), model, shape, limits, draft)
+}
+
+/// The same on a device.
+pub(crate) fn start_drafting_on<B: Backend + 'static>(
+    device: impl FnOnce() -> B + Send + 'static,
+    model: Model,
+    shape: KvShape,
+    limits: Limits,
+    draft: Option<Model>,
+) -> RunningEngine {
     let KvShape { pages, state_rows, .. } = shape;
     // Folders of goldens have no vocabulary.
     let vocab = model.spec.vocab;
     let named = if matches!(model.checkpoint.settings, Settings::Gguf(_)) { &model } else { &self::model() };
     let info = Info { state_rows, vocab, ..info(named, pages) };
     let runner = move || {
-        let b = Cpu::new(Isa::best(), 2).map_err(Wrong::Device)?;
-        let load = |b: &Cpu, model: &Model| {
+        let b = device();
+        let load = |b: &B, model: &Model| {
             Decoder::load(b, model, 128, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)
         };
         let decoder = load(&b, &model)?;

@@ -271,11 +271,11 @@ pub enum Effort {
     None,
     /// As little reasoning as possible.
     Minimal,
-    /// A little.
+    /// Little reasoning.
     Low,
-    /// Some.
+    /// Some reasoning.
     Medium,
-    /// Much.
+    /// Much reasoning.
     High,
 }
 

@@ -101,7 +101,8 @@ fn every_case_is_written_or_refused() {
 #[test]
 fn files_are_like_those_of_llama_cpp() {
     let mut seen = 0;
-    for name in decoders() {
+    // Experts that a folder keeps joint stay so here; llama.cpp takes them apart.
+    for name in decoders().filter(|name| name != "mtp/qwen3.5-moe") {
         let file = name.trim_start_matches("more/");
         let kinds = ["bf16", "f32"].map(|kind| golden("gguf-models").join(format!("{file}-{kind}.gguf")));
         let beside = golden(&name).join("twin.gguf");
@@ -152,7 +153,7 @@ fn files_are_like_those_of_llama_cpp() {
         std::fs::remove_file(out).unwrap();
         seen += 1;
     }
-    assert!(seen >= 37, "{seen}");
+    assert!(seen >= 36, "{seen}");
 }
 
 #[test]

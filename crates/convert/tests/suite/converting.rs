@@ -156,6 +156,34 @@ fn files_are_like_those_of_llama_cpp() {
     assert!(seen >= 36, "{seen}");
 }
 
+/// DeepSeek V3's MTP layer, which llama.cpp's converter leaves out, is written as it writes others, and read again.
+#[test]
+fn an_mtp_layer_goes_with_its_model() {
+    let (from, folder) = (golden("mtp/deepseek-v3"), out("mtp").with_extension(""));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(from.join("model.safetensors"), folder.join("model.safetensors")).unwrap();
+    let mut config = json(&from.join("config.json"));
+    // Files have one epsilon for all norms.
+    config["rms_norm_eps"] = 1e-6.into();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let model = open(&folder);
+    let path = converted(&model, "mtp").unwrap();
+    let file = open(&path);
+    assert!(model.has_mtp() && file.has_mtp());
+    assert_eq!((file.spec.layers.len(), file.spec.mtp_layers), (model.spec.layers.len(), 1));
+    for (mine, theirs) in [
+        ("model.layers.2.eh_proj.weight", "blk.2.nextn.eh_proj.weight"),
+        ("model.layers.2.shared_head.head.weight", "blk.2.nextn.shared_head_head.weight"),
+        ("model.layers.2.hnorm.weight", "blk.2.nextn.hnorm.weight"),
+        ("model.layers.2.self_attn.o_proj.weight", "blk.2.attn_output.weight"),
+    ] {
+        let of = |model: &Model, name: &str| numbers(model.checkpoint.get(name).unwrap());
+        assert_eq!(of(&model, mine), of(&file, theirs), "{mine}");
+    }
+    std::fs::remove_file(path).unwrap();
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn recipes_leave_no_matrix_as_it_was() {
     for (name, recipe) in [("stablelm", "q4_k_m"), ("smollm3", "q8_0")] {

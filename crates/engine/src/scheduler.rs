@@ -131,7 +131,7 @@ pub struct Scheduler {
     /// Running sequences in order of admission.
     running: Vec<Seq>,
     /// Sequences that have ended, of which the MTP layer has not read all hidden states yet. Their pages are given back.
-    unread: Vec<Seq>,
+    ended: Vec<Seq>,
     draft_model: DraftModelRecord,
     counts: Counts,
 }
@@ -150,9 +150,9 @@ impl Scheduler {
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
         let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
         let limits = Limits { context, slots, budget, decode_budget, all_logits, ..limits };
-        let (waiting, running, unread) = (VecDeque::new(), Vec::new(), Vec::new());
+        let (waiting, running, ended) = (VecDeque::new(), Vec::new(), Vec::new());
         let (draft_model, counts) = (DraftModelRecord::default(), Counts::default());
-        Scheduler { limits, pool, waiting, running, unread, draft_model, counts }
+        Scheduler { limits, pool, waiting, running, ended, draft_model, counts }
     }
 
     /// Limits after clamping.
@@ -250,7 +250,7 @@ impl Scheduler {
         let seq = self.running.remove(at);
         self.give_back(&seq);
         if self.has_mtp() && seq.has_mtp() && seq.unread() > 0 {
-            self.unread.push(seq);
+            self.ended.push(seq);
         }
     }
 

@@ -140,15 +140,15 @@ impl<B: Backend> Decoder<B> {
         hidden: &Hidden<B>,
         cache: &LayerCache<B>,
     ) -> Result<Tensor<B>> {
-        self.with_mtp()?.forward(b, &self.shared(), plan, hidden, cache)
+        self.need_mtp()?.forward(b, &self.shared(), plan, hidden, cache)
     }
 
     /// Logits of the MTP layer for the step's outputs, from its hidden states of the tokens: [outputs, vocabulary]
     pub fn mtp_logits(&self, b: &B, plan: &StepPlan<B>, x: &Tensor<B>) -> Result<Tensor<B>> {
-        self.with_mtp()?.logits(b, &self.shared(), plan, x)
+        self.need_mtp()?.logits(b, &self.shared(), plan, x)
     }
 
-    fn with_mtp(&self) -> Result<&Mtp<B>> {
+    fn need_mtp(&self) -> Result<&Mtp<B>> {
         let (want, got) = ("one with an MTP layer".into(), "one without".into());
         self.mtp.as_ref().ok_or(Error::Shape { op: "mtp", what: "the model", want, got })
     }

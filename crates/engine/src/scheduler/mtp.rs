@@ -46,7 +46,7 @@ impl Scheduler {
     /// Records which pages of sequences that have ended the layer has filled: the next turn goes on from them.
     pub(super) fn read_ended(&mut self, batch: &Batch, guesses: &[Guess]) {
         let page_len = self.pool.page_len();
-        for mut seq in std::mem::take(&mut self.unread) {
+        for mut seq in std::mem::take(&mut self.ended) {
             let part = batch.parts.iter().zip(guesses).find(|(part, _)| part.id == seq.id);
             let (Some((part, Guess::Computed)), Some(model)) = (part, &mut seq.model) else { continue };
             model.computed = part.start + part.tokens.len();
@@ -64,7 +64,7 @@ impl Scheduler {
     pub(super) fn mtp_batch(&mut self, costs: &DraftCosts, model: &DraftModelCost) -> Option<Batch> {
         let page_len = self.pool.page_len();
         // Before anybody else takes their pages.
-        let ended = self.unread.iter_mut().filter_map(|seq| {
+        let ended = self.ended.iter_mut().filter_map(|seq| {
             seq.model.iter_mut().for_each(|model| model.wanted = 0);
             seq.mtp_part(page_len)
         });
@@ -73,7 +73,11 @@ impl Scheduler {
         let (count, again) = (self.running.len(), self.pool.has_states());
         let guesses = self.only_decodes();
         let by_lookup = |at| costs.of_guess(count, at, again);
-        let open = |seq: &mut Seq| seq.open_to_guess(&by_lookup).filter(|_| guesses && seq.has_mtp());
+        // Prompt lookup is asked only where that matters: its guess costs time.
+        let open = |seq: &mut Seq| match guesses && seq.has_mtp() {
+            true => seq.open_to_guess(&by_lookup),
+            false => None,
+        };
         let open: Vec<Option<Accuracy>> = self.running.iter_mut().map(open).collect();
         let guessing = guessing(&open, |some| costs.of_model_guess(model, count, some, 1, again));
         let by_model = |at| costs.of_model_guess(model, count, guessing.max(1), at, again);

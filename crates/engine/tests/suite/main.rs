@@ -20,6 +20,7 @@ mod reads;
 mod replays;
 mod sampler;
 mod scheduler;
+mod schedules;
 mod seq2seq;
 mod snapshots;
 mod spawn;

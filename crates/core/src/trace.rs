@@ -1,8 +1,11 @@
-//! [`Trace`]: the record of launched ops, for launch tables and trace snapshots.
+//! [`Trace`]: the record of launched ops, for launch tables and trace snapshots, and of their times.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
+
+use crate::OpTimes;
 
 /// One launched op. An op directly followed by deeper ones was composed of them; any other ran natively.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +21,7 @@ pub struct Launch {
 pub struct Trace {
     depth: Cell<usize>,
     log: RefCell<Option<Vec<Launch>>>,
+    times: RefCell<Option<OpTimes>>,
 }
 
 impl Trace {
@@ -26,9 +30,9 @@ impl Trace {
         *self.log.borrow_mut() = Some(Vec::new());
     }
 
-    /// True if ops are recorded.
+    /// True if ops are recorded or timed.
     pub fn is_on(&self) -> bool {
-        self.log.borrow().is_some()
+        self.log.borrow().is_some() || self.is_timing()
     }
 
     /// Stops recording and returns the record.
@@ -36,10 +40,36 @@ impl Trace {
         self.log.borrow_mut().take().unwrap_or_default()
     }
 
+    /// Starts to time ops. Times are those of ops alone where the device computes an op when it is launched.
+    pub fn start_timing(&self) {
+        *self.times.borrow_mut() = Some(OpTimes::default());
+    }
+
+    /// True if ops are timed.
+    pub fn is_timing(&self) -> bool {
+        self.times.borrow().is_some()
+    }
+
+    /// Stops timing and returns the times.
+    pub fn stop_timing(&self) -> OpTimes {
+        self.times.borrow_mut().take().unwrap_or_default()
+    }
+
+    /// Says that a part of the op in progress was shared out among threads: how long it took, and how long the threads worked,
+    /// as a mean over all of them.
+    pub fn add_parallel(&self, took: Duration, worked: Duration) {
+        if let Some(times) = self.times.borrow_mut().as_mut() {
+            times.add_parallel(took, worked);
+        }
+    }
+
     pub(crate) fn enter(&self, op: &'static str) -> Entered<'_> {
         let depth = self.depth.get();
         if let Some(log) = self.log.borrow_mut().as_mut() {
             log.push(Launch { op, depth });
+        }
+        if let Some(times) = self.times.borrow_mut().as_mut() {
+            times.enter(op);
         }
         self.depth.set(depth + 1);
         Entered(self)
@@ -52,6 +82,9 @@ pub(crate) struct Entered<'a>(&'a Trace);
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         self.0.depth.set(self.0.depth.get() - 1);
+        if let Some(times) = self.0.times.borrow_mut().as_mut() {
+            times.leave();
+        }
     }
 }
 

@@ -113,6 +113,12 @@ pub(crate) struct Bench {
     /// Show the ops of a step, and which have kernels of their own
     #[arg(long, conflicts_with = "lora")]
     pub explain: bool,
+    /// With --explain: where the time of a step goes, op by op
+    ///
+    /// Also after --n-depth tokens. "One thread": what a single thread computes while the others have nothing to do. "Waiting":
+    /// time in which threads wait for others at the end of an op. Not for GPUs, which compute ops after they are launched.
+    #[arg(long, requires = "explain")]
+    pub time: bool,
     /// Quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …
     ///
     /// Weights that are quantized already are left alone.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
 use tallow_checkpoint::Settings;
-use tallow_core::{Backend, DType, launch_table};
+use tallow_core::{Backend, DType};
 use tallow_engine::handle::LoadLora;
 use tallow_engine::scheduler::LogitsRows;
 use tallow_models::Model;
@@ -21,6 +21,7 @@ use crate::settings::{DeviceArgs, Sources};
 use crate::single_runner::{ModelTask, Setup, SingleRunner, run_single};
 use crate::{Failed, terminal};
 
+mod explain;
 mod report;
 
 use report::{Report, Row};
@@ -38,7 +39,7 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         return Err(Failed::new(what));
     }
     let tests = tests(args);
-    if !args.explain && tests.is_empty() {
+    if (!args.explain || args.time) && tests.is_empty() {
         return Err(Failed::new(
             "-p 0 and -n 0 leave nothing to measure: give a number of tokens to one of them",
         ));
@@ -128,6 +129,11 @@ impl Test {
         self.prompt + self.generated
     }
 
+    /// Steps that a run takes.
+    fn steps(&self, batch: usize) -> usize {
+        self.prompt.div_ceil(step_tokens(batch, self.sequences)) + self.generated
+    }
+
     /// Tokens counted for the speed.
     fn tokens(&self) -> usize {
         self.each() * self.sequences
@@ -209,7 +215,16 @@ impl ModelTask for Measuring<'_> {
     fn run<B: MeasuredBackend>(&mut self, mut runner: SingleRunner<B>) -> Result<(), Failed> {
         if self.args.explain {
             let longest = self.setup.batch.min(self.setup.context);
-            return explain(&mut runner, self.model, longest);
+            return match self.args.time {
+                true => explain::times(
+                    &mut runner,
+                    self.model,
+                    self.setup.batch,
+                    &self.tests,
+                    self.args.repetitions,
+                ),
+                false => explain::launches(&mut runner, self.model, longest),
+            };
         }
         let probe = runner.backend().probe()?;
         let loras = self.adapters.iter().enumerate().map(|(i, adapter)| runner.load_lora(i, adapter));
@@ -303,6 +318,11 @@ struct Tokens {
     sequences: usize,
 }
 
+/// Tokens of each sequence's prompt that a step computes.
+fn step_tokens(batch: usize, sequences: usize) -> usize {
+    (batch / sequences).max(1)
+}
+
 fn prompt<B: Backend>(
     runner: &mut SingleRunner<B>,
     model: &Model,
@@ -310,7 +330,7 @@ fn prompt<B: Backend>(
     batch: usize,
 ) -> Result<(), Failed> {
     let Tokens { each, sequences } = prompts;
-    let step = (batch / sequences).max(1);
+    let step = step_tokens(batch, sequences);
     for start in (0..each).step_by(step) {
         let end = each.min(start + step);
         let wanted = if end == each { LogitsRows::Last } else { LogitsRows::None };
@@ -406,28 +426,6 @@ fn prompt_flops(model: &Model, test: Test) -> f64 {
         .sum();
     // The head runs for the last token only.
     layers + 2.0 * (spec.dim * spec.vocab) as f64 / test.prompt as f64
-}
-
-/// Shows the ops of a prefill step and of a decode step.
-fn explain<B: MeasuredBackend>(
-    runner: &mut SingleRunner<B>,
-    model: &Model,
-    tokens: usize,
-) -> Result<(), Failed> {
-    let mut text = format!("{} on {}\n", model.family.name, runner.backend().label());
-    for (what, tokens) in [("a step of a prompt", tokens), ("a step of an answer", 1)] {
-        runner.rewind(0);
-        runner.backend().sync()?;
-        let before = runner.backend().costs();
-        runner.backend().trace().start();
-        prompt(runner, model, Tokens { each: tokens, sequences: 1 }, tokens)?;
-        text += &format!("\n{what} ({tokens} tokens)\n{}", launch_table(&runner.backend().trace().stop()));
-        runner.backend().sync()?;
-        for ((name, after), (_, before)) in runner.backend().costs().iter().zip(&before) {
-            text += &format!("{name:<24} {:>8}\n", after - before);
-        }
-    }
-    super::print(&text)
 }
 
 /// `qwen3 0.6B Q4_K - Medium`: architecture, size and file type, as llama-bench has them.

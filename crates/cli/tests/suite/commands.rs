@@ -371,3 +371,27 @@ fn speeds_are_written_in_the_shape_that_scripts_know() {
     assert!(home.run(&["bench", "--sequences", "0"]).failed().contains("counts from 1 on"));
     assert!(home.run(&["bench", "-d", "4096"]).failed().contains("the model's context is 1024"));
 }
+
+/// The shares of the ops, and of what is outside of them, add up to the whole step.
+#[test]
+fn bench_says_where_the_time_of_a_step_goes() {
+    let home = Home::new();
+    let args =
+        ["bench", "--explain", "--time", "-p", "9", "-n", "3", "-b", "4", "-r", "2", "--device", "cpu"];
+    let text = home.run(&args).ok();
+    assert!(text.contains("\npp9, 6 steps\n") && text.contains("\ntg3, 6 steps\n"), "{text}");
+    for table in text.split("\n\n").skip(1) {
+        let rows: Vec<&str> = table.lines().skip(2).collect();
+        let share =
+            |row: &&str| row.split_once(" %").unwrap().0.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
+        let (all, ops) = rows.split_last().unwrap();
+        assert!(all.starts_with("all ") && share(all) == 100.0, "{text}");
+        assert!((ops.iter().map(share).sum::<f64>() - 100.0).abs() < 0.1 * rows.len() as f64, "{text}");
+        let ffn = ops.iter().find(|row| row.starts_with("ffn ")).unwrap();
+        assert!(ffn.contains(" native ") && ffn.contains("        8 "), "{text}");
+    }
+    let why = home.run(&["bench", "--time"]).failed();
+    assert!(why.contains("--explain"), "{why}");
+    let why = home.run(&["bench", "--explain", "--time", "-p", "0", "-n", "0"]).failed();
+    assert!(why.contains("leave nothing to measure"), "{why}");
+}

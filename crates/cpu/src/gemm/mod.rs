@@ -59,6 +59,7 @@ struct Kind<F>(PhantomData<F>);
 impl<F: HasPackedKind> StepKind for Kind<F> {
     const STEP: usize = F::SHAPE.step();
     const WIDE: bool = F::SHAPE.is_wide();
+    const GROUPS: usize = F::SHAPE.groups_at_once();
 }
 
 /// For a `PackedKind` with integer scales.
@@ -83,6 +84,8 @@ type ShortWideRuns = Runs<16, false, true>;
 impl<const RUN: usize, const MINS: bool, const WIDE: bool> StepKind for Runs<RUN, MINS, WIDE> {
     const STEP: usize = RUN;
     const WIDE: bool = WIDE;
+    // Codes have six bits at most.
+    const GROUPS: usize = if WIDE { 1 } else { 2 };
 }
 
 impl<const RUN: usize, const MINS: bool, const WIDE: bool> RunKind for Runs<RUN, MINS, WIDE> {

@@ -75,6 +75,20 @@ impl PanelShape {
         !self.is_wide() && self.bits <= 4
     }
 
+    /// Groups of four inputs of a step whose products with `i8` inputs, summed in pairs, fit into 16 bits: a power of two, and
+    /// 1 for signed bytes.
+    pub(crate) const fn groups_at_once(&self) -> usize {
+        let largest_pair = 2 * 128 * ((1 << self.bits) - 1);
+        let most = match i16::MAX as usize / largest_pair {
+            _ if self.is_wide() => 1,
+            0 | 1 => 1,
+            2 | 3 => 2,
+            4..8 => 4,
+            _ => 8,
+        };
+        if self.step() / 4 < most { self.step() / 4 } else { most }
+    }
+
     /// Inputs whose products are summed before they are scaled.
     pub(crate) const fn step(&self) -> usize {
         if self.has_int_scales() && self.is_narrow() { 16 } else { self.run }

@@ -22,6 +22,9 @@ pub(crate) trait Lines: Copy + 'static {
     const GEMM_ROWS: usize;
     /// Rows of x per GEMM register tile with a pair of panels, in `f32`.
     const GEMM_ROWS_F32: usize;
+    /// True if products of bytes are summed in pairs in 16 bits first: then [`dot_groups`](Lines::dot_groups) of several
+    /// groups takes fewer instructions.
+    const SUMS_IN_16_BITS: bool;
 
     unsafe fn load(p: *const u8) -> Self::I;
     unsafe fn store(p: *mut u8, v: Self::I);
@@ -47,6 +50,14 @@ pub(crate) trait Lines: Copy + 'static {
     /// Adds to each word the dot product of its four bytes of `w` with those of `a`, which are signed. Bytes of `w` are
     /// below 128; or, with `WIDE`, any (if [`BIASED`](Lines::BIASED)) or signed (if not) with `a` above -128.
     unsafe fn dot4<const WIDE: bool>(sum: Self::I, w: Self::I, a: Self::I) -> Self::I;
+    /// [`dot4`](Lines::dot4) of several groups, of bytes of `w` so small that products summed in pairs over all groups fit into
+    /// 16 bits.
+    unsafe fn dot_groups<const N: usize>(sum: Self::I, w: [Self::I; N], a: [Self::I; N]) -> Self::I {
+        w.into_iter().zip(a).fold(sum, |sum, (w, a)| {
+            // SAFETY: the caller upholds the same contract.
+            unsafe { Self::dot4::<false>(sum, w, a) }
+        })
+    }
     /// Adds to each word the products of the two i16 halves of `a` with those of `b`. With `ONE`, the upper halves of
     /// `b` are zero.
     unsafe fn dot2<const ONE: bool>(sum: Self::I, a: Self::I, b: Self::I) -> Self::I;
@@ -106,6 +117,8 @@ pub(crate) trait StepKind {
     const STEP: usize;
     /// As for [`Lines::dot4`].
     const WIDE: bool;
+    /// Most groups of four inputs that [`Lines::dot_groups`] may add at once: 1, 2, 4 or 8.
+    const GROUPS: usize;
 }
 
 /// Accumulation of the products of a chunk that has a float scale for each run. A run is a step.
@@ -162,12 +175,42 @@ unsafe fn add_groups<L: Lines, K: StepKind, const T: usize>(
 ) {
     // SAFETY: the caller guarantees the lines, the bytes and the instruction set.
     unsafe {
+        if const { L::SUMS_IN_16_BITS && K::GROUPS > 1 } {
+            for first in (0..K::STEP / 4).step_by(K::GROUPS) {
+                let (codes, rows) = (codes.map(|p| p.add(64 * first)), rows.map(|p| p.add(4 * first)));
+                match K::GROUPS {
+                    2 => add_at_once::<L, T, 2>(int_sums, codes, rows),
+                    4 => add_at_once::<L, T, 4>(int_sums, codes, rows),
+                    _ => add_at_once::<L, T, 8>(int_sums, codes, rows),
+                }
+            }
+            return;
+        }
         for g in 0..K::STEP / 4 {
             let w = [L::load(codes[0].add(64 * g)), L::load(codes[1].add(64 * g))];
             for i in 0..T {
                 let a = L::repeat(rows[i].add(4 * g));
                 int_sums[0][i] = dot4::<L, K>(int_sums[0][i], w[0], a);
                 int_sums[1][i] = dot4::<L, K>(int_sums[1][i], w[1], a);
+            }
+        }
+    }
+}
+
+/// The same for `N` groups of four inputs, by [`Lines::dot_groups`].
+#[inline(always)]
+unsafe fn add_at_once<L: Lines, const T: usize, const N: usize>(
+    int_sums: &mut IntSums<L, T>,
+    codes: [*const u8; 2],
+    rows: [*const u8; T],
+) {
+    // SAFETY: the caller upholds the same contract.
+    unsafe {
+        for p in 0..2 {
+            let w: [L::I; N] = std::array::from_fn(|g| L::load(codes[p].add(64 * g)));
+            for i in 0..T {
+                let a: [L::I; N] = std::array::from_fn(|g| L::repeat(rows[i].add(4 * g)));
+                int_sums[p][i] = L::dot_groups(int_sums[p][i], w, a);
             }
         }
     }

@@ -25,6 +25,7 @@ impl Lines for Neon {
     const GEMV_MAX_ROWS: usize = 4;
     const GEMM_ROWS: usize = 2;
     const GEMM_ROWS_F32: usize = 2;
+    const SUMS_IN_16_BITS: bool = false;
 
     outlined!("neon,dotprod");
 

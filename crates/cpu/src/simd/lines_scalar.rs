@@ -22,6 +22,7 @@ impl Lines for Scalar {
     const GEMV_MAX_ROWS: usize = 2;
     const GEMM_ROWS: usize = 1;
     const GEMM_ROWS_F32: usize = 2;
+    const SUMS_IN_16_BITS: bool = false;
 
     #[inline(always)]
     unsafe fn outlined(work: impl Work<Self>) {

@@ -11,6 +11,7 @@ impl Lines for Avx512 {
     const GEMV_MAX_ROWS: usize = 12;
     const GEMM_ROWS: usize = 6;
     const GEMM_ROWS_F32: usize = 12;
+    const SUMS_IN_16_BITS: bool = false;
 
     ops! {
         fn load(p: *const u8) -> __m512i { _mm512_loadu_si512(p.cast()) }
@@ -147,7 +148,7 @@ unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
 
 /// Implements [`Lines`] with a line in two 32-byte registers. `$dot` multiplies one of them.
 macro_rules! two_registers {
-    ($simd:ty, $features:literal, $biased:expr, $dot:ident) => {
+    ($simd:ty, $features:literal, $biased:expr, $dot:ident, $dot_groups:ident) => {
         impl Lines for $simd {
             type I = [__m256i; 2];
             type F = [__m256; 2];
@@ -156,6 +157,7 @@ macro_rules! two_registers {
             const GEMV_MAX_ROWS: usize = 4;
             const GEMM_ROWS: usize = 1;
             const GEMM_ROWS_F32: usize = 3;
+            const SUMS_IN_16_BITS: bool = !$biased;
 
             outlined!($features);
 
@@ -201,6 +203,16 @@ macro_rules! two_registers {
                     a: [__m256i; 2]
                 ) -> [__m256i; 2] {
                     [$dot::<WIDE>(sum[0], w[0], a[0]), $dot::<WIDE>(sum[1], w[1], a[1])]
+                }
+                fn dot_groups<const N: usize>(
+                    sum: [__m256i; 2],
+                    w: [[__m256i; 2]; N],
+                    a: [[__m256i; 2]; N]
+                ) -> [__m256i; 2] {
+                    [
+                        $dot_groups(sum[0], w.map(|w| w[0]), a.map(|a| a[0])),
+                        $dot_groups(sum[1], w.map(|w| w[1]), a.map(|a| a[1])),
+                    ]
                 }
                 fn dot2<const ONE: bool>(
                     sum: [__m256i; 2],
@@ -276,8 +288,8 @@ macro_rules! two_registers {
     };
 }
 
-two_registers!(Avx2, "avx2,fma,f16c", false, dot_avx2);
-two_registers!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni);
+two_registers!(Avx2, "avx2,fma,f16c", false, dot_avx2, groups_avx2);
+two_registers!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni, groups_vnni);
 
 /// Dot products of bytes through i16 pairs, which cannot overflow: codes below 128 times signed bytes, or magnitudes up
 /// to 128 times signed bytes above -128.
@@ -298,4 +310,26 @@ unsafe fn dot_avx2<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __
 unsafe fn dot_vnni<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
     // SAFETY: the caller guarantees the instruction set.
     unsafe { _mm256_dpbusd_avx_epi32(sum, w, a) }
+}
+
+/// Sums of pairs of products of all groups in i16, then of these pairs.
+#[inline(always)]
+unsafe fn groups_avx2<const N: usize>(sum: __m256i, w: [__m256i; N], a: [__m256i; N]) -> __m256i {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let mut pairs = _mm256_maddubs_epi16(w[0], a[0]);
+        for n in 1..N {
+            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[n], a[n]));
+        }
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    }
+}
+
+#[inline(always)]
+unsafe fn groups_vnni<const N: usize>(mut sum: __m256i, w: [__m256i; N], a: [__m256i; N]) -> __m256i {
+    for n in 0..N {
+        // SAFETY: the caller guarantees the instruction set.
+        sum = unsafe { _mm256_dpbusd_avx_epi32(sum, w[n], a[n]) };
+    }
+    sum
 }

@@ -30,8 +30,9 @@ struct Allowed {
 const ALLOWED: [Allowed; 5] = [
     Allowed {
         all: &["x86::Avx2", "gemm/gemv.rs"],
-        registers: 20,
-        why: "a line is two of the sixteen registers, and AVX2's products of bytes go through others before they are sums",
+        registers: 23,
+        why: "a line is two of the sixteen registers, and AVX2's products of bytes go through others before they are sums; most \
+              with four rows and three bits that are looked up",
     },
     Allowed {
         all: &["x86::AvxVnni", "gemm/gemv.rs"],

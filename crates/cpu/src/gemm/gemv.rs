@@ -405,68 +405,80 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
     codes: *const u8,
     table: &[i8; 16],
 ) {
-    // Groups of four inputs of the sub-block.
+    // Adds the products of several groups at once.
     macro_rules! add {
         ($($g:literal)*) => {{
             let w = [$(group::<L, F, $g>(planes, table)),*];
             for i in 0..T {
                 let a = [$(L::repeat(codes.add(i * CHUNK + 4 * $g))),*];
-                int_sums[i] = if const { groups_at_once::<L, F, T>() == 1 } {
-                    dot4::<L, Kind<F>>(int_sums[i], w[0], a[0])
-                } else {
-                    L::dot_groups(int_sums[i], w, a)
-                };
+                int_sums[i] = L::dot_groups(int_sums[i], w, a);
             }
         }};
     }
-    let is_whole = const { F::SHAPE.step() == SUBBLOCK };
-    // SAFETY: the caller guarantees a sub-block at `planes` and its codes, and has the instruction set.
+    let all = const { F::SHAPE.step() == SUBBLOCK };
+    // SAFETY: the caller upholds the same contract.
     unsafe {
-        if const { groups_at_once::<L, F, T>() == 8 } {
+        if const { groups_at_once::<L, F, T>() == 1 } {
+            if all || r == 0 {
+                dot_group::<L, F, T, 0>(int_sums, planes, codes, table);
+            }
+            if all || r == 1 {
+                dot_group::<L, F, T, 4>(int_sums, planes, codes, table);
+            }
+            if all || r == 0 {
+                dot_group::<L, F, T, 1>(int_sums, planes, codes, table);
+            }
+            if all || r == 1 {
+                dot_group::<L, F, T, 5>(int_sums, planes, codes, table);
+            }
+            if all || r == 0 {
+                dot_group::<L, F, T, 2>(int_sums, planes, codes, table);
+            }
+            if all || r == 1 {
+                dot_group::<L, F, T, 6>(int_sums, planes, codes, table);
+            }
+            if all || r == 0 {
+                dot_group::<L, F, T, 3>(int_sums, planes, codes, table);
+            }
+            if all || r == 1 {
+                dot_group::<L, F, T, 7>(int_sums, planes, codes, table);
+            }
+        } else if const { groups_at_once::<L, F, T>() == 8 } {
             add!(0 4 1 5 2 6 3 7);
         } else if const { groups_at_once::<L, F, T>() == 4 && F::SHAPE.step() == SUBBLOCK } {
             add!(0 4 1 5);
             add!(2 6 3 7);
         } else if const { groups_at_once::<L, F, T>() == 4 } {
             if r == 0 { add!(0 1 2 3) } else { add!(4 5 6 7) }
-        } else if const { groups_at_once::<L, F, T>() == 2 && F::SHAPE.step() == SUBBLOCK } {
+        } else if const { F::SHAPE.step() == SUBBLOCK } {
             add!(0 4);
             add!(1 5);
             add!(2 6);
             add!(3 7);
-        } else if const { groups_at_once::<L, F, T>() == 2 } {
-            if r == 0 {
-                add!(0 1);
-                add!(2 3);
-            } else {
-                add!(4 5);
-                add!(6 7);
-            }
+        } else if r == 0 {
+            add!(0 1);
+            add!(2 3);
         } else {
-            if is_whole || r == 0 {
-                add!(0);
-            }
-            if is_whole || r == 1 {
-                add!(4);
-            }
-            if is_whole || r == 0 {
-                add!(1);
-            }
-            if is_whole || r == 1 {
-                add!(5);
-            }
-            if is_whole || r == 0 {
-                add!(2);
-            }
-            if is_whole || r == 1 {
-                add!(6);
-            }
-            if is_whole || r == 0 {
-                add!(3);
-            }
-            if is_whole || r == 1 {
-                add!(7);
-            }
+            add!(4 5);
+            add!(6 7);
+        }
+    }
+}
+
+/// Adds the products of group `G` (four inputs) of a sub-block.
+#[inline(always)]
+unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
+    int_sums: &mut [L::I; T],
+    planes: *const u8,
+    codes: *const u8,
+    table: &[i8; 16],
+) {
+    // SAFETY: the caller guarantees a sub-block at `planes` and its codes, and has the instruction set.
+    unsafe {
+        let w = group::<L, F, G>(planes, table);
+        for i in 0..T {
+            let a = L::repeat(codes.add(i * CHUNK + 4 * G));
+            int_sums[i] = dot4::<L, Kind<F>>(int_sums[i], w, a);
         }
     }
 }

@@ -29,7 +29,7 @@ pub use lora::{Adapter, LoraPair, LoraRows};
 pub use memory::{Memory, Reading, Tensor};
 pub use null::Null;
 pub use observe::{Observed, Observer};
-pub use op_times::{OpTime, OpTimes};
+pub use op_times::OpTimes;
 pub use page_table::PageTable;
 pub use plan::{DecodePlan, DecodeRoom, LayerKv, LayerState, Scratch, Span, StateRows, Step, StepPlan};
 pub use tallow_quant::Format;

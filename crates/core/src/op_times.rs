@@ -6,25 +6,25 @@ use std::time::{Duration, Instant};
 
 /// Times of all launches of an op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpTime {
+struct OpTime {
     /// Number of launches.
-    pub launches: usize,
+    launches: usize,
     /// Time without that of the ops that it is composed of.
-    pub own: Duration,
+    own: Duration,
     /// The part of `own` in which all threads could work.
-    pub parallel: Duration,
+    parallel: Duration,
     /// Time for which the threads worked in these parts, as a mean over the threads.
-    pub worked: Duration,
+    worked: Duration,
 }
 
 impl OpTime {
     /// Time in which a single thread could work.
-    pub fn serial(&self) -> Duration {
+    fn serial(&self) -> Duration {
         self.own.saturating_sub(self.parallel)
     }
 
     /// Time for which threads waited for others in the parallel parts, as a mean over the threads.
-    pub fn waited(&self) -> Duration {
+    fn waited(&self) -> Duration {
         self.parallel.saturating_sub(self.worked)
     }
 
@@ -82,7 +82,7 @@ impl OpTimes {
     }
 
     /// Of all ops together.
-    pub fn all(&self) -> OpTime {
+    fn all(&self) -> OpTime {
         let mut all = OpTime::default();
         self.ops.values().for_each(|time| all.add(time));
         all

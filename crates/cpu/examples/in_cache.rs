@@ -41,13 +41,8 @@ fn main() -> Outcome<()> {
     for format in Format::ALL.into_iter().filter(is_wanted) {
         let mut row = format!("| {} |", format.name());
         for isa in &isas {
-            let b = Cpu::new(*isa, 1)?;
-            let (outputs, weight) = in_cache(&b, format)?;
-            let bytes = (LAYERS * weight.bytes()) as f64;
-            let layers = vec![LinearWeights::new(weight, None); LAYERS];
-            // The clock is what it is now: it changes with the load of the other cores.
-            let (clock, seconds) = (clock(), fastest(&b, &layers, outputs)?);
-            row += &format!(" {:.1} ({:.0}) |", bytes / seconds / clock, bytes / seconds / 1e9);
+            let (rate, clock) = in_cache(&Cpu::new(*isa, 1)?, format)?;
+            row += &format!(" {:.1} ({:.0}) |", rate / clock, rate / 1e9);
         }
         println!("{row}");
     }
@@ -62,17 +57,14 @@ fn around() -> Outcome<()> {
         "\nMicroseconds of an op, less those of its loop by the table above; Q8_0, {INPUTS} inputs, {}\n",
         Isa::best()
     );
-    println!("| outputs |{}", threads.iter().map(|t| format!(" {t} threads |")).collect::<String>());
+    let named = |t: &usize| format!(" {t} thread{} |", if *t == 1 { "" } else { "s" });
+    println!("| outputs |{}", threads.iter().map(named).collect::<String>());
     println!("|---:|{}", "---:|".repeat(threads.len()));
+    let (rate, _) = in_cache(&Cpu::new(Isa::best(), 1)?, Format::Q8_0)?;
     for outputs in SHAPES {
         let mut row = format!("| {outputs} |");
         for threads in &threads {
             let b = Cpu::new(Isa::best(), *threads)?;
-            let (_, one) = in_cache(&b, Format::Q8_0)?;
-            let alone = Cpu::new(Isa::best(), 1)?;
-            let (same, weight) = in_cache(&alone, Format::Q8_0)?;
-            let rate = (LAYERS * one.bytes()) as f64
-                / fastest(&alone, &vec![LinearWeights::new(weight, None); LAYERS], same)?;
             let weight = prepare(&b, Format::Q8_0, outputs)?;
             let bytes = weight.bytes() as f64;
             let seconds = fastest(&b, &[LinearWeights::new(weight, None)], outputs)?;
@@ -83,11 +75,14 @@ fn around() -> Outcome<()> {
     Ok(())
 }
 
-/// A weight that the L2 cache has room for, and its outputs.
-fn in_cache(b: &Cpu, format: Format) -> Outcome<(usize, Weight<Cpu>)> {
+/// Bytes a second of weights in the L2 cache, and the clock of that moment: it changes with the load of the other cores.
+fn in_cache(b: &Cpu, format: Format) -> Outcome<(f64, f64)> {
     let width = format.row_bytes(INPUTS).ok_or("no whole blocks")?;
     let outputs = (WEIGHT / width / 32).max(1) * 32;
-    Ok((outputs, prepare(b, format, outputs)?))
+    let weight = prepare(b, format, outputs)?;
+    let bytes = (LAYERS * weight.bytes()) as f64;
+    let clock = clock();
+    Ok((bytes / fastest(b, &vec![LinearWeights::new(weight, None); LAYERS], outputs)?, clock))
 }
 
 /// Random weights.

@@ -7,9 +7,10 @@
 use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Spins of a waiting worker before it yields. About ten microseconds.
 const SPINS: u32 = 2_000;
@@ -30,6 +31,7 @@ type Work<'a, S> = dyn Fn(&mut S, usize) + Sync + 'a;
 struct Job<S> {
     work: *const Work<'static, S>,
     pieces: usize,
+    is_timed: bool,
 }
 
 impl<S> Clone for Job<S> {
@@ -96,6 +98,8 @@ struct Shared<S> {
     /// stealing).
     next: Vec<CachePadded<AtomicUsize>>,
     job: Mutex<Option<Job<S>>>,
+    /// Nanoseconds for which all threads together have worked on a timed job.
+    worked: AtomicU64,
     /// Payload of the first panic in a piece.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     asleep: Vec<CachePadded<AtomicBool>>,
@@ -113,6 +117,7 @@ impl<S: Default + 'static> Shared<S> {
     fn work(&self, job: Job<S>, who: usize, scratch: &mut S) {
         // SAFETY: `run` waits for every thread in the job before the work goes out of scope.
         let work = unsafe { &*job.work };
+        let began = job.is_timed.then(Instant::now);
         let all = catch_unwind(AssertUnwindSafe(|| {
             for other in 0..self.next.len() {
                 let whose = (who + other) % self.next.len();
@@ -130,6 +135,9 @@ impl<S: Default + 'static> Shared<S> {
             // The other threads need not go on.
             self.next.iter().for_each(|next| next.0.store(job.pieces, Ordering::Relaxed));
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+        }
+        if let Some(began) = began {
+            self.worked.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
     }
 
@@ -230,6 +238,7 @@ impl<S: Default + 'static> Pool<S> {
             gate: CachePadded(Gate(AtomicUsize::new(0))),
             next: (0..=extra).map(|_| CachePadded(AtomicUsize::new(0))).collect(),
             job: Mutex::new(None),
+            worked: AtomicU64::new(0),
             panic: Mutex::new(None),
             asleep: (0..extra).map(|_| CachePadded(AtomicBool::new(false))).collect(),
             stop: AtomicBool::new(false),
@@ -255,11 +264,29 @@ impl<S: Default + 'static> Pool<S> {
             (0..pieces).for_each(|piece| work(scratch, piece));
             return;
         }
-        let work: *const Work<'_, S> = &work;
+        self.share(scratch, pieces, false, &work);
+    }
+
+    /// The same. Returns for how long the threads worked, as a mean over all of them.
+    pub(crate) fn run_timed(&self, scratch: &mut S, pieces: usize, work: &Work<'_, S>) -> Duration {
+        let worked = if pieces <= 1 || self.workers.is_empty() {
+            let began = Instant::now();
+            (0..pieces).for_each(|piece| work(scratch, piece));
+            began.elapsed()
+        } else {
+            self.shared.worked.store(0, Ordering::Relaxed);
+            self.share(scratch, pieces, true, work);
+            Duration::from_nanos(self.shared.worked.load(Ordering::Relaxed))
+        };
+        worked / self.threads() as u32
+    }
+
+    fn share(&self, scratch: &mut S, pieces: usize, is_timed: bool, work: &Work<'_, S>) {
+        let work: *const Work<'_, S> = work;
         // SAFETY: only the lifetime changes. The pointer is dereferenced only by threads in the job, and `close`
         // below waits for all of them before `work` is dropped.
         let work = unsafe { std::mem::transmute::<*const Work<'_, S>, *const Work<'static, S>>(work) };
-        let (s, job) = (&*self.shared, Job { work, pieces });
+        let (s, job) = (&*self.shared, Job { work, pieces, is_timed });
         *s.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
         for (who, next) in s.next.iter().enumerate() {
             next.0.store(s.own(who, pieces).start, Ordering::Relaxed);
@@ -311,6 +338,22 @@ mod tests {
                         "{threads} threads, {pieces} pieces"
                     );
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn work_is_timed_on_all_threads() {
+        let each = Duration::from_millis(5);
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads).unwrap();
+            for pieces in [1, 10] {
+                // Another job must not count.
+                pool.run_timed(&mut (), 2, &|(), _| std::thread::sleep(each));
+                let began = Instant::now();
+                let worked = pool.run_timed(&mut (), pieces, &|(), _| std::thread::sleep(each));
+                let (least, most) = (each * pieces as u32 / threads as u32, began.elapsed());
+                assert!((least..=most).contains(&worked), "{threads} threads, {pieces} pieces: {worked:?}");
             }
         }
     }

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tallow_core::{Arithmetic, Backend, DType, Error, Memory, Norm, Reading, Result, Tensor, Trace};
 
@@ -76,22 +75,12 @@ impl Cpu {
         if cost < SMALL {
             (0..count).for_each(|i| work(scratch, i));
         } else if self.trace.is_timing() {
-            self.share_timed(scratch, count, work);
+            let began = Instant::now();
+            let worked = self.pool.run_timed(scratch, count, &work);
+            self.trace.add_parallel(began.elapsed(), worked);
         } else {
             self.pool.run(scratch, count, work);
         }
-    }
-
-    /// Runs `work` for each piece on the pool, and tells the trace how long the threads worked.
-    fn share_timed(&self, scratch: &mut Scratch, count: usize, work: impl Fn(&mut Scratch, usize) + Sync) {
-        let (began, worked) = (Instant::now(), AtomicU64::new(0));
-        self.pool.run(scratch, count, |scratch, i| {
-            let began = Instant::now();
-            work(scratch, i);
-            worked.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        });
-        let each = worked.into_inner() / self.threads() as u64;
-        self.trace.add_parallel(began.elapsed(), Duration::from_nanos(each));
     }
 
     /// Runs `work` for each token, adjacent tokens on one thread: they are adjacent in the KV cache too, and two

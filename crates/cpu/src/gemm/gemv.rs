@@ -294,7 +294,12 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
                         int_sums[i] = L::repeat(row_sums.add(i * Rows::<F>::ROW_SUMS).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), &x.layout.table);
+                let codes = x.codes.add(at * SUBBLOCK);
+                if const { T == 1 && L::SUMS_IN_16_BITS && Kind::<F>::GROUPS > 1 } {
+                    int_sums[0] = dot_at_once::<L, F>(int_sums[0], r, planes, codes, &x.layout.table);
+                } else {
+                    dot_step::<L, F, T>(&mut int_sums, r, planes, codes, &x.layout.table);
+                }
                 let (scale, min) = header.run::<F>(run);
                 // A row sum is `-ZERO_POINT_BIAS` times the sum of the row's codes, so all below is exact.
                 let zero = match shape.has_zero_points() {
@@ -352,7 +357,12 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
                         int_sums[i] = L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS + i_step).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), &x.layout.table);
+                let codes = x.codes.add(at * SUBBLOCK);
+                if const { T == 1 && L::SUMS_IN_16_BITS && Kind::<F>::GROUPS > 1 } {
+                    int_sums[0] = dot_at_once::<L, F>(int_sums[0], r, planes, codes, &x.layout.table);
+                } else {
+                    dot_step::<L, F, T>(&mut int_sums, r, planes, codes, &x.layout.table);
+                }
                 let by = header.by::<F>(i_step);
                 for i in 0..T {
                     all[i] = match const { Kind::<F>::NARROW } {
@@ -384,17 +394,6 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
     }
 }
 
-/// Groups whose products are added at once ([`Lines::dot_groups`]) for `T` rows: fewer for several rows, as the codes of these
-/// groups stay in registers meanwhile.
-const fn groups_at_once<L: Lines, F: HasPackedKind, const T: usize>() -> usize {
-    match Kind::<F>::GROUPS {
-        _ if !L::SUMS_IN_16_BITS => 1,
-        most if T == 1 => most,
-        most if T == 2 && most > 1 => 2,
-        _ => 1,
-    }
-}
-
 /// Adds the products of step `r` of a sub-block. Integer sums are exact in any order: groups that share a line are
 /// adjacent.
 #[inline(always)]
@@ -405,64 +404,77 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
     codes: *const u8,
     table: &[i8; 16],
 ) {
-    // Adds the products of several groups at once.
-    macro_rules! add {
-        ($($g:literal)*) => {{
-            let w = [$(group::<L, F, $g>(planes, table)),*];
-            for i in 0..T {
-                let a = [$(L::repeat(codes.add(i * CHUNK + 4 * $g))),*];
-                int_sums[i] = L::dot_groups(int_sums[i], w, a);
-            }
-        }};
-    }
-    let all = const { F::SHAPE.step() == SUBBLOCK };
     // SAFETY: the caller upholds the same contract.
     unsafe {
-        if const { groups_at_once::<L, F, T>() == 1 } {
-            if all || r == 0 {
-                dot_group::<L, F, T, 0>(int_sums, planes, codes, table);
-            }
-            if all || r == 1 {
-                dot_group::<L, F, T, 4>(int_sums, planes, codes, table);
-            }
-            if all || r == 0 {
-                dot_group::<L, F, T, 1>(int_sums, planes, codes, table);
-            }
-            if all || r == 1 {
-                dot_group::<L, F, T, 5>(int_sums, planes, codes, table);
-            }
-            if all || r == 0 {
-                dot_group::<L, F, T, 2>(int_sums, planes, codes, table);
-            }
-            if all || r == 1 {
-                dot_group::<L, F, T, 6>(int_sums, planes, codes, table);
-            }
-            if all || r == 0 {
-                dot_group::<L, F, T, 3>(int_sums, planes, codes, table);
-            }
-            if all || r == 1 {
-                dot_group::<L, F, T, 7>(int_sums, planes, codes, table);
-            }
-        } else if const { groups_at_once::<L, F, T>() == 8 } {
-            add!(0 4 1 5 2 6 3 7);
-        } else if const { groups_at_once::<L, F, T>() == 4 && F::SHAPE.step() == SUBBLOCK } {
-            add!(0 4 1 5);
-            add!(2 6 3 7);
-        } else if const { groups_at_once::<L, F, T>() == 4 } {
-            if r == 0 { add!(0 1 2 3) } else { add!(4 5 6 7) }
-        } else if const { F::SHAPE.step() == SUBBLOCK } {
-            add!(0 4);
-            add!(1 5);
-            add!(2 6);
-            add!(3 7);
-        } else if r == 0 {
-            add!(0 1);
-            add!(2 3);
-        } else {
-            add!(4 5);
-            add!(6 7);
+        let all = const { F::SHAPE.step() == SUBBLOCK };
+        if all || r == 0 {
+            dot_group::<L, F, T, 0>(int_sums, planes, codes, table);
+        }
+        if all || r == 1 {
+            dot_group::<L, F, T, 4>(int_sums, planes, codes, table);
+        }
+        if all || r == 0 {
+            dot_group::<L, F, T, 1>(int_sums, planes, codes, table);
+        }
+        if all || r == 1 {
+            dot_group::<L, F, T, 5>(int_sums, planes, codes, table);
+        }
+        if all || r == 0 {
+            dot_group::<L, F, T, 2>(int_sums, planes, codes, table);
+        }
+        if all || r == 1 {
+            dot_group::<L, F, T, 6>(int_sums, planes, codes, table);
+        }
+        if all || r == 0 {
+            dot_group::<L, F, T, 3>(int_sums, planes, codes, table);
+        }
+        if all || r == 1 {
+            dot_group::<L, F, T, 7>(int_sums, planes, codes, table);
         }
     }
+}
+
+/// The same for one row, several groups at once ([`Lines::dot_groups`]).
+#[inline(always)]
+unsafe fn dot_at_once<L: Lines, F: HasPackedKind>(
+    mut int_sum: L::I,
+    r: usize,
+    planes: *const u8,
+    codes: *const u8,
+    table: &[i8; 16],
+) -> L::I {
+    macro_rules! add {
+        ($($g:literal)*) => {
+            int_sum = L::dot_groups(
+                int_sum,
+                [$(group::<L, F, $g>(planes, table)),*],
+                [$(L::repeat(codes.add(4 * $g))),*],
+            )
+        };
+    }
+    // SAFETY: the caller upholds the same contract.
+    unsafe {
+        match const { (Kind::<F>::GROUPS, F::SHAPE.step() == SUBBLOCK) } {
+            (8, _) => add!(0 4 1 5 2 6 3 7),
+            (4, true) => {
+                add!(0 4 1 5);
+                add!(2 6 3 7);
+            }
+            (4, false) if r == 0 => add!(0 1 2 3),
+            (4, false) => add!(4 5 6 7),
+            (_, all) => {
+                if all || r == 0 {
+                    add!(0 1);
+                    add!(2 3);
+                }
+                if all || r == 1 {
+                    add!(4 5);
+                    add!(6 7);
+                }
+            }
+        }
+    }
+    int_sum
 }
 
 /// Adds the products of group `G` (four inputs) of a sub-block.

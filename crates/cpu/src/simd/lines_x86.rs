@@ -146,9 +146,10 @@ unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
     }
 }
 
-/// Implements [`Lines`] with a line in two 32-byte registers. `$dot` multiplies one of them.
+/// Implements [`Lines`] with a line in two 32-byte registers. `$dot` multiplies one of them. `$more` are methods for which the
+/// default is not the best.
 macro_rules! two_registers {
-    ($simd:ty, $features:literal, $biased:expr, $dot:ident, $dot_groups:ident) => {
+    ($simd:ty, $features:literal, $biased:expr, $dot:ident $(, $more:item)*) => {
         impl Lines for $simd {
             type I = [__m256i; 2];
             type F = [__m256; 2];
@@ -160,6 +161,8 @@ macro_rules! two_registers {
             const SUMS_IN_16_BITS: bool = !$biased;
 
             outlined!($features);
+
+            $($more)*
 
             ops! {
                 fn load(p: *const u8) -> [__m256i; 2] {
@@ -203,16 +206,6 @@ macro_rules! two_registers {
                     a: [__m256i; 2]
                 ) -> [__m256i; 2] {
                     [$dot::<WIDE>(sum[0], w[0], a[0]), $dot::<WIDE>(sum[1], w[1], a[1])]
-                }
-                fn dot_groups<const N: usize>(
-                    sum: [__m256i; 2],
-                    w: [[__m256i; 2]; N],
-                    a: [[__m256i; 2]; N]
-                ) -> [__m256i; 2] {
-                    [
-                        $dot_groups(sum[0], w.map(|w| w[0]), a.map(|a| a[0])),
-                        $dot_groups(sum[1], w.map(|w| w[1]), a.map(|a| a[1])),
-                    ]
                 }
                 fn dot2<const ONE: bool>(
                     sum: [__m256i; 2],
@@ -288,8 +281,27 @@ macro_rules! two_registers {
     };
 }
 
-two_registers!(Avx2, "avx2,fma,f16c", false, dot_avx2, groups_avx2);
-two_registers!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni, groups_vnni);
+two_registers!(
+    Avx2,
+    "avx2,fma,f16c",
+    false,
+    dot_avx2,
+    #[inline(always)]
+    unsafe fn dot_groups<const N: usize>(
+        sum: [__m256i; 2],
+        w: [[__m256i; 2]; N],
+        a: [[__m256i; 2]; N],
+    ) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe {
+            [
+                groups_avx2(sum[0], w.map(|w| w[0]), a.map(|a| a[0])),
+                groups_avx2(sum[1], w.map(|w| w[1]), a.map(|a| a[1])),
+            ]
+        }
+    }
+);
+two_registers!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni);
 
 /// Dot products of bytes through i16 pairs, which cannot overflow: codes below 128 times signed bytes, or magnitudes up
 /// to 128 times signed bytes above -128.
@@ -323,13 +335,4 @@ unsafe fn groups_avx2<const N: usize>(sum: __m256i, w: [__m256i; N], a: [__m256i
         }
         _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
     }
-}
-
-#[inline(always)]
-unsafe fn groups_vnni<const N: usize>(mut sum: __m256i, w: [__m256i; N], a: [__m256i; N]) -> __m256i {
-    for n in 0..N {
-        // SAFETY: the caller guarantees the instruction set.
-        sum = unsafe { _mm256_dpbusd_avx_epi32(sum, w[n], a[n]) };
-    }
-    sum
 }

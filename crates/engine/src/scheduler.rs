@@ -12,7 +12,8 @@
 //!
 //! In a model with recurrent state, snapshots of it are published with the pages: after the last full page of a prompt,
 //! where a prompt leaves what another sequence computed, after the last full page of an answer, and every
-//! [`SNAPSHOT_EVERY`] tokens while there are free rows. A step ends where a snapshot is due.
+//! [`SNAPSHOT_EVERY`] tokens while there are free rows. A step ends where a snapshot is due. Where else a step of a prompt
+//! ends after a full page, the state is a snapshot too, and is evicted first.
 //!
 //! Where sliding-window layers have pages of their own, there are enough of them for all slots, so that a sequence never waits
 //! for one. A sequence takes them step by step, and gives those back that no window reaches any more; their content stays

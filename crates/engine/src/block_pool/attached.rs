@@ -90,17 +90,10 @@ struct Row {
     users: u32,
     /// The published page that it is attached to.
     of: Option<BlockId>,
-    /// True if it is evicted only after all rows that are not kept.
+    /// True if rows that are not kept are evicted before it.
     kept: bool,
-    /// When it became idle.
+    /// When it became idle, for LRU eviction.
     returned: u64,
-}
-
-impl Row {
-    /// Its key in `idle`, for LRU eviction.
-    fn key(&self) -> (bool, u64) {
-        (self.kept, self.returned)
-    }
 }
 
 /// Owner of all rows.
@@ -109,17 +102,22 @@ pub(crate) struct AttachedPool<I> {
     rows: Vec<Row>,
     /// Rows that hold nothing.
     free: Vec<I>,
-    /// Attached rows that no sequence uses, least recently used first, and those that are kept last.
-    idle: BTreeMap<(bool, u64), I>,
+    /// Attached rows that no sequence uses, least recently used first.
+    idle: BTreeMap<u64, I>,
+    /// Those of them that are kept.
+    idle_kept: BTreeMap<u64, I>,
+    /// So many idle rows that are not kept are evicted only after all others.
+    left: usize,
     returns: u64,
 }
 
 impl<I: Index> AttachedPool<I> {
-    pub(crate) fn new(rows: usize) -> AttachedPool<I> {
+    /// `left`: of the rows that are not kept, so many are evicted only after all others.
+    pub(crate) fn new(rows: usize, left: usize) -> AttachedPool<I> {
         let rows = rows.min(u32::MAX as usize);
         let free = (0..rows as u32).rev().map(I::new).collect();
         let rows = (0..rows).map(|_| Row::default()).collect();
-        AttachedPool { rows, free, idle: BTreeMap::new(), returns: 0 }
+        AttachedPool { rows, free, idle: BTreeMap::new(), idle_kept: BTreeMap::new(), left, returns: 0 }
     }
 
     /// Number of rows.
@@ -127,18 +125,23 @@ impl<I: Index> AttachedPool<I> {
         self.rows.len()
     }
 
-    /// Number of rows that hold nothing.
-    pub(crate) fn free(&self) -> usize {
-        self.free.len()
+    /// Number of rows that can be allocated before one that is kept is evicted.
+    pub(crate) fn spare(&self) -> usize {
+        self.free.len() + self.idle.len().saturating_sub(self.left)
     }
 
     /// Number of rows that can be allocated: free or evictable.
     fn available(&self) -> usize {
-        self.free.len() + self.idle.len()
+        self.free.len() + self.idle.len() + self.idle_kept.len()
     }
 
     fn row(&mut self, id: I) -> &mut Row {
         &mut self.rows[id.index()]
+    }
+
+    /// The idle rows among which this one is, if it is idle.
+    fn idle_like(&mut self, id: I) -> &mut BTreeMap<u64, I> {
+        if self.rows[id.index()].kept { &mut self.idle_kept } else { &mut self.idle }
     }
 
     /// Allocates a row: a free one, or else the least recently used one that is attached, which is evicted; then also the
@@ -146,7 +149,11 @@ impl<I: Index> AttachedPool<I> {
     pub(crate) fn take(&mut self) -> Option<(I, Option<BlockId>)> {
         let id = match self.free.pop() {
             Some(id) => id,
-            None => self.idle.pop_first()?.1,
+            None => {
+                let is_kept = self.idle.len() <= self.left && !self.idle_kept.is_empty();
+                let idle = if is_kept { &mut self.idle_kept } else { &mut self.idle };
+                idle.pop_first()?.1
+            }
         };
         let row = self.row(id);
         (row.users, row.kept) = (1, false);
@@ -155,11 +162,11 @@ impl<I: Index> AttachedPool<I> {
 
     /// Lends a row to one more sequence.
     pub(crate) fn lend(&mut self, id: I) {
-        let row = &mut self.rows[id.index()];
-        if row.users == 0 {
-            self.idle.remove(&row.key());
+        let Row { users, returned, .. } = *self.row(id);
+        if users == 0 {
+            self.idle_like(id).remove(&returned);
         }
-        row.users += 1;
+        self.row(id).users += 1;
     }
 
     /// A sequence uses the row no more.
@@ -173,14 +180,17 @@ impl<I: Index> AttachedPool<I> {
         }
         if row.of.is_some() {
             row.returned = returned;
-            let key = row.key();
-            self.idle.insert(key, id);
+            self.idle_like(id).insert(returned, id);
         } else {
             self.free.push(id);
         }
     }
 
-    /// Keeps a row in use: it is evicted only after all rows that are not kept.
+    fn is_kept(&self, id: I) -> bool {
+        self.rows[id.index()].kept
+    }
+
+    /// Keeps a row in use: rows that are not kept are evicted before it.
     pub(crate) fn keep(&mut self, id: I) {
         self.row(id).kept = true;
     }
@@ -192,10 +202,11 @@ impl<I: Index> AttachedPool<I> {
 
     /// The row is not attached any more.
     pub(crate) fn detach(&mut self, id: I) {
-        let row = &mut self.rows[id.index()];
+        let row = self.row(id);
         row.of = None;
-        if row.users == 0 {
-            self.idle.remove(&row.key());
+        let Row { users, returned, .. } = *row;
+        if users == 0 {
+            self.idle_like(id).remove(&returned);
             self.free.push(id);
         }
     }
@@ -221,7 +232,7 @@ impl<I: Index> AttachedPool<I> {
         attached.into_iter().for_each(|(page, id)| of[id.index()] = Some(page));
         let mut lists = vec![(0u32, 0u32); self.count()];
         self.free.iter().for_each(|id| lists[id.index()].0 += 1);
-        self.idle.values().for_each(|id| lists[id.index()].1 += 1);
+        self.idle.values().chain(self.idle_kept.values()).for_each(|id| lists[id.index()].1 += 1);
         for (i, row) in self.rows.iter().enumerate() {
             if (row.users, row.of) != (users[i], of[i]) {
                 let (has, is) = (users[i], of[i]);
@@ -311,9 +322,9 @@ impl BlockPool {
         self.states.count()
     }
 
-    /// Number of rows of recurrent states that hold nothing.
-    pub fn free_states(&self) -> usize {
-        self.states.free()
+    /// Number of rows of recurrent states that can be allocated before a snapshot is evicted that is kept.
+    pub fn spare_states(&self) -> usize {
+        self.states.spare()
     }
 
     /// Number of rows of recurrent states that can be allocated: free or evictable.
@@ -321,7 +332,8 @@ impl BlockPool {
         self.states.available()
     }
 
-    /// Allocates a row for a recurrent state: a free one, or else the least recently used snapshot, which is evicted.
+    /// Allocates a row for a recurrent state: a free one, or else a snapshot, which is evicted: the least recently used one that
+    /// is not kept or, if these are a quarter of all rows or less, that is.
     pub fn take_state(&mut self) -> Option<StateRow> {
         let (row, after) = self.states.take()?;
         if let Some(page) = after {
@@ -340,13 +352,22 @@ impl BlockPool {
         self.states.give_back(row);
     }
 
-    /// Makes a row in use the snapshot after a published page. Returns whether it is; not if there is one already.
-    pub fn publish_state(&mut self, page: BlockId, row: StateRow) -> bool {
+    /// Makes a row in use the snapshot after a published page. One that is `kept` is evicted after others, and takes their
+    /// place. Returns whether it is the snapshot; not if there is one already.
+    pub fn publish_state(&mut self, page: BlockId, row: StateRow, kept: bool) -> bool {
+        if let Some(older) =
+            self.blocks[page.0 as usize].state.filter(|older| kept && !self.states.is_kept(*older))
+        {
+            self.forget_state(page, older);
+        }
         let block = &mut self.blocks[page.0 as usize];
         let is_new = block.published.is_some() && block.state.is_none();
         if is_new {
             block.state = Some(row);
             self.states.attach(row, page);
+            if kept {
+                self.states.keep(row);
+            }
         }
         is_new
     }

@@ -249,7 +249,7 @@ impl CacheTier {
             return;
         }
         if let Some(page) = loading.blocks.last() {
-            pool.publish_state(*page, state.row);
+            pool.publish_state(*page, state.row, true);
             self.counts.hits.fetch_add(loading.tokens as u64, Ordering::Relaxed);
         }
         pool.give_back_state(state.row);

@@ -131,13 +131,13 @@ fn a_request_that_leaves_holds_no_state() {
     assert!(hold(&mut disk, scheduler.pool()).is_none());
     let pool = scheduler.pool_mut();
     assert!(disk.begin_load(pool, 0));
-    while pool.free_states() == ROWS {
+    while pool.spare_states() == ROWS {
         assert!(!disk.take_loaded(&runner, pool, &mut 1, true));
     }
     assert!(disk.holds_pages());
     disk.forget(SeqId(0), pool);
     assert!(disk.is_idle(pool) && !disk.holds_pages());
-    assert_eq!(pool.free_states(), ROWS);
+    assert_eq!(pool.spare_states(), ROWS);
     // Its pages are there, and nothing goes on after them.
     assert_eq!((pool.find_pages(Chain::ROOT, &prompt().tokens).len(), pool.available()), (3, 16));
     pool.at_rest().unwrap();

@@ -233,20 +233,22 @@ impl Seq {
         (self.computed / every + 1..=end / every).for_each(|i| self.snapshot_at(i * every));
     }
 
-    /// Publishes the state after a full page if a snapshot is due. A regular one is made only where there is room; one
-    /// within an answer replaces the one before it.
+    /// Publishes the state after a full page. Within an answer it replaces the one before it. Within a prompt it is kept if a
+    /// snapshot is due, a regular one only where there is room; others, at the ends of steps, cost nothing but their rows, and
+    /// serve those who edit their last message.
     pub(super) fn snapshot(&mut self, block: BlockId, row: StateRow, pool: &mut BlockPool) {
         let page_len = pool.page_len();
         let is_due = self.snapshots.remove(&self.computed);
         if self.computed > self.prompt_len {
             let older = self.answer_snapshot.take();
             older.into_iter().for_each(|(block, row)| pool.forget_state(block, row));
-            self.answer_snapshot = pool.publish_state(block, row).then_some((block, row));
-        } else if is_due {
+            self.answer_snapshot = pool.publish_state(block, row, true).then_some((block, row));
+        } else {
             let every = SNAPSHOT_EVERY.next_multiple_of(page_len);
             let is_regular =
                 self.computed.is_multiple_of(every) && self.computed < self.usable(page_len).len();
-            if (!is_regular || pool.free_states() > 0) && pool.publish_state(block, row) {
+            let is_kept = is_due && (!is_regular || pool.spare_states() > 0);
+            if pool.publish_state(block, row, is_kept) && is_kept {
                 pool.settle_state(block, row);
             }
         }

@@ -82,8 +82,8 @@ fn the_next_turn_reuses_the_answer() {
     let mut s = recurrent(1, 512, 4);
     submit(&mut s, 0, (0..10).collect(), 30);
     computed(&mut s);
-    let free = s.pool().free_states();
-    assert_eq!(free, 6 - 2, "of the prompt and of the answer");
+    let spare = s.pool().spare_states();
+    assert_eq!(spare, 6 - 2, "of the prompt and of the answer");
     // The step's made-up tokens are all 7; the last one is sampled, and not computed.
     let turn: Vec<u32> = (0..10).chain([7; 30]).chain(50..60).collect();
     submit(&mut s, 1, turn, 1);
@@ -100,6 +100,37 @@ fn long_prompts_have_snapshots_on_their_way() {
         submit(&mut s, 1, (0..3500).chain([9; 100]).collect(), 1);
         assert_eq!(prefill(&mut s)[0].1, reused);
     }
+}
+
+/// A prompt whose end is edited goes on after the last step that ended before the edit.
+#[test]
+fn an_edited_message_is_reused_up_to_the_end_of_a_step() {
+    let mut s = recurrent(1, 128, 14);
+    submit(&mut s, 0, (0..600).collect(), 1);
+    computed(&mut s);
+    submit(&mut s, 1, (0..500).chain([9; 100]).collect(), 1);
+    assert_eq!(prefill(&mut s)[0], (1, 384, 116));
+}
+
+/// States at the ends of steps take no row of a snapshot that was planned, but for a quarter of all.
+#[test]
+fn ends_of_steps_do_not_displace_planned_snapshots() {
+    let mut s = recurrent(1, 8, 14);
+    let prompt = |id: u32| (0..30).map(|i| i + 100 * id).collect::<Vec<u32>>();
+    let chats = 0..8;
+    for id in chats.clone() {
+        submit(&mut s, u64::from(id), prompt(id), 1);
+        computed(&mut s);
+    }
+    for id in chats {
+        submit(&mut s, 100 + u64::from(id), prompt(id), 1);
+        assert_eq!(prefill(&mut s)[0].1, 28, "chat {id}");
+    }
+    // Of the last steps some have left their states, too.
+    submit(&mut s, 200, (0..4900).map(|i| i + 10_000).collect(), 1);
+    computed(&mut s);
+    submit(&mut s, 201, (0..4870).map(|i| i + 10_000).collect(), 1);
+    assert_eq!(prefill(&mut s)[0].1, 4864);
 }
 
 /// However few rows there are, every sequence is computed; snapshots that are evicted are found no more.
@@ -132,6 +163,14 @@ fn computed_again(mut s: Scheduler) -> f64 {
     };
     let mut chat = vec![text(6000)];
     let (mut seen, mut again, mut total): (Vec<Vec<u32>>, usize, usize) = (Vec::new(), 0, 0);
+    let mut ask = |prompt: Vec<u32>| {
+        let known = seen.iter().map(|seen| common(seen, &prompt)).max().unwrap_or(0);
+        total += prompt.len();
+        submit(&mut s, seen.len() as u64, prompt.clone(), 180);
+        again += known.saturating_sub(prefill(&mut s)[0].1);
+        // The step's made-up tokens are all 7. The next prompt has the answer without the thinking.
+        seen.push([&prompt[..], &[7; 179]].concat());
+    };
     for turn in 0..20 {
         chat.push(text(1100));
         if turn % 7 == 6 {
@@ -140,13 +179,14 @@ fn computed_again(mut s: Scheduler) -> f64 {
             chat[edited] = text(900);
         }
         let prompt = chat.concat();
-        let known = seen.iter().map(|seen| common(seen, &prompt)).max().unwrap_or(0);
-        submit(&mut s, turn, prompt.clone(), 180);
-        let first = prefill(&mut s)[0].1;
-        again += known.saturating_sub(first);
-        total += prompt.len();
-        // The step's made-up tokens are all 7. The next prompt has the answer without the thinking.
-        seen.push([&prompt[..], &[7; 179]].concat());
+        ask(prompt);
+        if turn % 5 == 4 {
+            // The turn is asked again, with another end of its result.
+            let result = chat.len() - 1;
+            chat[result].truncate(700);
+            chat[result].extend(text(400));
+            ask(chat.concat());
+        }
         chat.push(vec![7; 60].into_iter().chain(text(1)).collect());
     }
     assert!(total > 300_000, "{total}");

@@ -21,8 +21,9 @@
 //! [`RowSums`]: crate::quantize::RowSums
 //!
 //! One panel after the other, so that memory is read front to back, and so that an input element is used once where
-//! it is loaded and needs no register of its own. The code for each number of rows is a function of its own
-//! ([`Lines::outlined`]); otherwise the compiler runs out of registers, and takes very long.
+//! it is loaded and needs no register of its own; only floats with one row take both at once (`multiply_plain`). The code
+//! for each number of rows is a function of its own ([`Lines::outlined`]); otherwise the compiler runs out of registers, and
+//! takes very long.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
@@ -201,11 +202,23 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
                 }
                 scratch.as_ptr().cast()
             };
-            for p in 0..self.w.panels {
-                let (chunk, n) = self.w.chunk(2 * self.pair + p, start / CHUNK);
-                // SAFETY: the chunk is of kind `F` with `n` inputs, and there are sums for T rows; the caller has the
-                // instruction set.
-                unsafe { multiply_plain::<L, F, T>(chunk.as_ptr(), n, rows, sums.add(p * ROWS)) };
+            let (chunk, n) = self.w.chunk(2 * self.pair, start / CHUNK);
+            let second =
+                (self.w.panels > 1).then(|| self.w.chunk(2 * self.pair + 1, start / CHUNK).0.as_ptr());
+            // SAFETY: the chunks are of kind `F` with `n` inputs, and there are sums for T rows; the caller has the
+            // instruction set.
+            unsafe {
+                match second {
+                    Some(second) if T == 1 => {
+                        multiply_plain::<L, F, T, 2>([chunk.as_ptr(), second], n, rows, sums);
+                    }
+                    _ => {
+                        multiply_plain::<L, F, T, 1>([chunk.as_ptr()], n, rows, sums);
+                        if let Some(second) = second {
+                            multiply_plain::<L, F, T, 1>([second], n, rows, sums.add(ROWS));
+                        }
+                    }
+                }
             }
         }
     }
@@ -495,11 +508,13 @@ unsafe fn dot_group<L: Lines, F: HasPackedKind, const T: usize, const G: usize>(
     }
 }
 
-/// Adds to the sums of `T` rows, [`PAIR`] elements apart, their products with a chunk of floats of a panel. Rows of
+/// Adds to the sums of `T` rows, [`PAIR`] elements apart, their products with a chunk of floats of each of `P` panels. Rows of
 /// `x` are [`CHUNK`] elements apart.
+///
+/// Each FMA waits for the one before it. With one row, a single panel leaves too few of them to do meanwhile.
 #[inline(always)]
-unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize>(
-    from: *const u8,
+unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize, const P: usize>(
+    from: [*const u8; P],
     inputs: usize,
     x: *const f32,
     sums: *mut f32,
@@ -510,30 +525,44 @@ unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize>(
     // SAFETY: the chunk and the rows of `x` have `inputs` inputs, and there are `T` sums; the caller has the
     // instruction set.
     unsafe {
-        let mut f = [L::splat(0.0); T];
-        for i in 0..T {
-            f[i] = L::load_f32(sums.add(PAIR * i));
+        let mut f = [[L::splat(0.0); T]; P];
+        for p in 0..P {
+            for i in 0..T {
+                f[p][i] = L::load_f32(sums.add(PAIR * i + ROWS * p));
+            }
         }
-        let (scales, from) = (from, from.add(const { F::SHAPE }.head(inputs)));
+        let head = const { F::SHAPE }.head(inputs);
+        // The chunk of the other panel comes next in memory, and is read meanwhile.
+        let other = from[P - 1].addr() - from[0].addr();
         for some in (0..inputs).step_by(SOME) {
-            let w = from.add(some * bytes);
-            let scales = scales.wrapping_add(some / SUBBLOCK * LINE);
-            prefetch_strided::<L>(w, w.wrapping_add(SOME * bytes));
+            for from in from {
+                let w = from.wrapping_add(head + some * bytes + other);
+                prefetch_strided::<L>(w, w.wrapping_add(SOME * bytes));
+            }
             for k in (some..inputs.min(some + SOME)).step_by(2) {
-                let two = from.add(k * bytes);
                 for odd in 0..2 {
                     if k + odd == inputs {
                         break;
                     }
-                    let w = number::<L, F>(two, odd, scales);
+                    // Not in a closure, which would not be inlined.
+                    let mut w = [L::splat(0.0); P];
+                    for p in 0..P {
+                        let scales = from[p].wrapping_add(some / SUBBLOCK * LINE);
+                        w[p] = number::<L, F>(from[p].add(head + k * bytes), odd, scales);
+                    }
                     for i in 0..T {
-                        f[i] = L::fma(w, L::splat(*x.add(i * CHUNK + k + odd)), f[i]);
+                        let a = L::splat(*x.add(i * CHUNK + k + odd));
+                        for p in 0..P {
+                            f[p][i] = L::fma(w[p], a, f[p][i]);
+                        }
                     }
                 }
             }
         }
-        for i in 0..T {
-            L::store_f32(sums.add(PAIR * i), f[i]);
+        for p in 0..P {
+            for i in 0..T {
+                L::store_f32(sums.add(PAIR * i + ROWS * p), f[p][i]);
+            }
         }
     }
 }

@@ -91,9 +91,24 @@ unsafe fn int_tiles<L: Lines, F: HasPackedKind>(t: &mut GemmTask<'_>) {
 /// Adds the chunk's products to the sums, in f32.
 #[inline(always)]
 pub(crate) unsafe fn gemm_float<L: Lines>(t: &mut FloatGemmTask<'_>) {
-    let rows = t.sums.len();
     // SAFETY: the caller upholds the same contract.
-    unsafe { in_tiles::<FloatTile<L>, _>(t, rows) }
+    unsafe {
+        if const { L::GEMM_PANELS_F32 == 1 } {
+            float_tiles::<L, 1>(t, 0);
+            float_tiles::<L, 1>(t, 1);
+        } else {
+            float_tiles::<L, 2>(t, 0);
+        }
+    }
+}
+
+/// All rows with `P` panels from `first` on.
+#[inline(always)]
+unsafe fn float_tiles<L: Lines, const P: usize>(t: &mut FloatGemmTask<'_>, first: usize) {
+    let rows = t.sums.len();
+    let task = FloatGemmTask { plain: t.plain, x: t.x, inputs: t.inputs.clone(), sums: &mut *t.sums };
+    // SAFETY: the caller upholds the same contract.
+    unsafe { in_tiles::<FloatTile<L, P>, _>(&mut FloatPanels { task, first }, rows) }
 }
 
 /// [`Tile`] of a chunk of runs with float scales.
@@ -148,31 +163,47 @@ impl<L: Lines, F: HasPackedKind> RowKernel<GemmTask<'_>> for IntScaleTile<L, F> 
     }
 }
 
-/// Products of a chunk of floats.
-struct FloatTile<L>(PhantomData<L>);
+/// Some panels of a GEMM in f32, from `first` on.
+struct FloatPanels<'a> {
+    task: FloatGemmTask<'a>,
+    first: usize,
+}
 
-impl<L: Lines> RowKernel<FloatGemmTask<'_>> for FloatTile<L> {
+/// Products of a chunk of floats of `P` panels.
+struct FloatTile<L, const P: usize>(PhantomData<L>);
+
+impl<L: Lines, const P: usize> RowKernel<FloatPanels<'_>> for FloatTile<L, P> {
     const MAX_ROWS: usize = L::GEMM_ROWS_F32;
 
     #[inline(always)]
-    unsafe fn tile<const T: usize>(t: &mut FloatGemmTask<'_>, row: usize) {
+    unsafe fn tile<const T: usize>(panels: &mut FloatPanels<'_>, row: usize) {
+        let FloatPanels { task: t, first } = panels;
         let x: [*const f32; T] = std::array::from_fn(|i| t.x.row(row + i)[t.inputs.clone()].as_ptr());
         let sums = t.sums[row..][..T].as_mut_ptr().cast::<f32>();
-        let w = [t.plain[0].0.as_ptr().cast::<f32>(), t.plain[1].0.as_ptr().cast::<f32>()];
+        let w: [*const f32; P] = std::array::from_fn(|p| t.plain[*first + p].0.as_ptr().cast());
         // SAFETY: chunks have 256 inputs, rows of x have those of the task, and there are T sums from `row` on; the
         // caller has the instruction set.
         unsafe {
-            let mut f: [[L::F; T]; 2] =
-                std::array::from_fn(|p| std::array::from_fn(|i| L::load_f32(sums.add((2 * i + p) * ROWS))));
-            for k in 0..t.inputs.len() {
-                let w = [L::load_f32(w[0].add(k * ROWS)), L::load_f32(w[1].add(k * ROWS))];
+            let sums = sums.add(*first * ROWS);
+            let mut f = [[L::splat(0.0); T]; P];
+            for p in 0..P {
                 for i in 0..T {
-                    let a = L::splat(*x[i].add(k));
-                    f[0][i] = L::fma(w[0], a, f[0][i]);
-                    f[1][i] = L::fma(w[1], a, f[1][i]);
+                    f[p][i] = L::load_f32(sums.add((2 * i + p) * ROWS));
                 }
             }
-            for p in 0..2 {
+            for k in 0..t.inputs.len() {
+                let mut at = [L::splat(0.0); P];
+                for p in 0..P {
+                    at[p] = L::load_f32(w[p].add(k * ROWS));
+                }
+                for i in 0..T {
+                    let a = L::splat(*x[i].add(k));
+                    for p in 0..P {
+                        f[p][i] = L::fma(at[p], a, f[p][i]);
+                    }
+                }
+            }
+            for p in 0..P {
                 for i in 0..T {
                     L::store_f32(sums.add((2 * i + p) * ROWS), f[p][i]);
                 }

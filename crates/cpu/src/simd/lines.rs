@@ -20,7 +20,9 @@ pub(crate) trait Lines: Copy + 'static {
     const GEMV_MAX_ROWS: usize;
     /// Rows of x per GEMM register tile with a pair of panels, in integers.
     const GEMM_ROWS: usize;
-    /// Rows of x per GEMM register tile with a pair of panels, in `f32`.
+    /// Panels of a pair per GEMM register tile in `f32`, one or two.
+    const GEMM_PANELS_F32: usize = 2;
+    /// Rows of x per GEMM register tile in `f32`.
     const GEMM_ROWS_F32: usize;
     /// True if products of bytes are summed in pairs in 16 bits first: then [`dot_groups`](Lines::dot_groups) of several
     /// groups takes fewer instructions.

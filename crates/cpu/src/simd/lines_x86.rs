@@ -157,7 +157,9 @@ macro_rules! two_registers {
             const BIASED: bool = $biased;
             const GEMV_MAX_ROWS: usize = 4;
             const GEMM_ROWS: usize = 1;
-            const GEMM_ROWS_F32: usize = 3;
+            // A pair would leave no register for the weights.
+            const GEMM_PANELS_F32: usize = 1;
+            const GEMM_ROWS_F32: usize = 6;
             const SUMS_IN_16_BITS: bool = !$biased;
 
             outlined!($features);

@@ -342,9 +342,13 @@ impl BlockPool {
         Some(row)
     }
 
-    /// Lends a snapshot to one more sequence.
-    pub fn lend_state(&mut self, row: StateRow) {
+    /// Lends the snapshot after a page to one more sequence. It is kept from then on: where one prompt left another, more will.
+    pub fn lend_state(&mut self, page: BlockId, row: StateRow) {
         self.states.lend(row);
+        if !self.states.is_kept(row) {
+            self.states.keep(row);
+            self.settle_state(page, row);
+        }
     }
 
     /// A sequence uses the row no more.

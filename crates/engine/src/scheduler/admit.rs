@@ -123,7 +123,9 @@ impl Scheduler {
         let Some(mut seq) = self.waiting.remove(i) else { return };
         let page = self.pool.page_len();
         prefix.blocks.iter().chain(&encoded).for_each(|b| self.pool.lend(*b));
-        prefix.state.iter().for_each(|row| self.pool.lend_state(*row));
+        if let Some((page, row)) = prefix.blocks.last().zip(prefix.state) {
+            self.pool.lend_state(*page, row);
+        }
         prefix.swa.iter().for_each(|page| self.pool.lend_swa(*page));
         seq.state = prefix.state;
         seq.computed = prefix.blocks.len() * page;

@@ -102,9 +102,9 @@ pub(crate) struct AttachedPool<I> {
     rows: Vec<Row>,
     /// Rows that hold nothing.
     free: Vec<I>,
-    /// Attached rows that no sequence uses, least recently used first.
+    /// Attached rows that no sequence uses and that are not kept, least recently used first.
     idle: BTreeMap<u64, I>,
-    /// Those of them that are kept.
+    /// The same for those that are kept.
     idle_kept: BTreeMap<u64, I>,
     /// So many idle rows that are not kept are evicted only after all others.
     left: usize,

@@ -115,7 +115,7 @@ impl<S: Default + 'static> Shared<S> {
 
     /// Runs pieces until there are none, `who`'s own first.
     fn work(&self, job: Job<S>, who: usize, scratch: &mut S) {
-        // SAFETY: `run` waits for every thread in the job before the work goes out of scope.
+        // SAFETY: `share` waits for every thread in the job before the work goes out of scope.
         let work = unsafe { &*job.work };
         let began = job.is_timed.then(Instant::now);
         let all = catch_unwind(AssertUnwindSafe(|| {
@@ -281,6 +281,7 @@ impl<S: Default + 'static> Pool<S> {
         worked / self.threads() as u32
     }
 
+    /// Runs the pieces on all threads.
     fn share(&self, scratch: &mut S, pieces: usize, is_timed: bool, work: &Work<'_, S>) {
         let work: *const Work<'_, S> = work;
         // SAFETY: only the lifetime changes. The pointer is dereferenced only by threads in the job, and `close`

@@ -202,21 +202,17 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
                 }
                 scratch.as_ptr().cast()
             };
-            let (chunk, n) = self.w.chunk(2 * self.pair, start / CHUNK);
-            let second =
-                (self.w.panels > 1).then(|| self.w.chunk(2 * self.pair + 1, start / CHUNK).0.as_ptr());
+            let chunk = |p: usize| self.w.chunk(2 * self.pair + p, start / CHUNK);
             // SAFETY: the chunks are of kind `F` with `n` inputs, and there are sums for T rows; the caller has the
             // instruction set.
             unsafe {
-                match second {
-                    Some(second) if T == 1 => {
-                        multiply_plain::<L, F, T, 2>([chunk.as_ptr(), second], n, rows, sums);
-                    }
-                    _ => {
-                        multiply_plain::<L, F, T, 1>([chunk.as_ptr()], n, rows, sums);
-                        if let Some(second) = second {
-                            multiply_plain::<L, F, T, 1>([second], n, rows, sums.add(ROWS));
-                        }
+                if const { T == 1 } && self.w.panels == 2 {
+                    let ((first, n), (second, _)) = (chunk(0), chunk(1));
+                    multiply_plain::<L, F, T, 2>([first.as_ptr(), second.as_ptr()], n, rows, sums);
+                } else {
+                    for p in 0..self.w.panels {
+                        let (chunk, n) = chunk(p);
+                        multiply_plain::<L, F, T, 1>([chunk.as_ptr()], n, rows, sums.add(p * ROWS));
                     }
                 }
             }
@@ -307,12 +303,7 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
                         int_sums[i] = L::repeat(row_sums.add(i * Rows::<F>::ROW_SUMS).cast());
                     }
                 }
-                let codes = x.codes.add(at * SUBBLOCK);
-                if const { T == 1 && L::SUMS_IN_16_BITS && Kind::<F>::GROUPS > 1 } {
-                    int_sums[0] = dot_at_once::<L, F>(int_sums[0], r, planes, codes, &x.layout.table);
-                } else {
-                    dot_step::<L, F, T>(&mut int_sums, r, planes, codes, &x.layout.table);
-                }
+                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), &x.layout.table);
                 let (scale, min) = header.run::<F>(run);
                 // A row sum is `-ZERO_POINT_BIAS` times the sum of the row's codes, so all below is exact.
                 let zero = match shape.has_zero_points() {
@@ -370,12 +361,7 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
                         int_sums[i] = L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS + i_step).cast());
                     }
                 }
-                let codes = x.codes.add(at * SUBBLOCK);
-                if const { T == 1 && L::SUMS_IN_16_BITS && Kind::<F>::GROUPS > 1 } {
-                    int_sums[0] = dot_at_once::<L, F>(int_sums[0], r, planes, codes, &x.layout.table);
-                } else {
-                    dot_step::<L, F, T>(&mut int_sums, r, planes, codes, &x.layout.table);
-                }
+                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), &x.layout.table);
                 let by = header.by::<F>(i_step);
                 for i in 0..T {
                     all[i] = match const { Kind::<F>::NARROW } {
@@ -419,6 +405,10 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
 ) {
     // SAFETY: the caller upholds the same contract.
     unsafe {
+        if const { T == 1 && L::SUMS_IN_16_BITS && Kind::<F>::GROUPS > 1 } {
+            int_sums[0] = dot_at_once::<L, F>(int_sums[0], r, planes, codes, table);
+            return;
+        }
         let all = const { F::SHAPE.step() == SUBBLOCK };
         if all || r == 0 {
             dot_group::<L, F, T, 0>(int_sums, planes, codes, table);
@@ -522,7 +512,7 @@ unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize, const P: us
     /// Inputs whose weights are prefetched together.
     const SOME: usize = 8;
     let bytes = const { F::SHAPE.bits / 8 * ROWS };
-    // SAFETY: the chunk and the rows of `x` have `inputs` inputs, and there are `T` sums; the caller has the
+    // SAFETY: the chunks and the rows of `x` have `inputs` inputs, and there are `T` sums of each panel; the caller has the
     // instruction set.
     unsafe {
         let mut f = [[L::splat(0.0); T]; P];

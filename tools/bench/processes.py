@@ -143,6 +143,7 @@ def drive(port: int, load: Load, clients: int, requests: int, seed: int) -> list
 
 class Answer(NamedTuple):
     first: float | None  # milliseconds to the first text
+    last: float | None  # milliseconds to the last text
     text: str
     usage: dict
 
@@ -162,7 +163,7 @@ def stream(address: str, body: dict) -> Answer:
     """One request for a completion, whose answer is streamed."""
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     connection = http.client.HTTPConnection(address, timeout=PATIENCE)
-    first, text, usage = None, "", {}
+    first, last, text, usage = None, None, "", {}
     try:
         begun = time.perf_counter()
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
@@ -175,12 +176,13 @@ def stream(address: str, body: dict) -> Answer:
             event = json.loads(line[5:])
             if event.get("error"):
                 raise Failed(f"the server answered {event['error']}")
-            text += "".join(choice.get("text") or "" for choice in event.get("choices", []))
-            if first is None and text:
-                first = 1000 * (time.perf_counter() - begun)
+            added = "".join(choice.get("text") or "" for choice in event.get("choices", []))
+            if added:
+                text, last = text + added, 1000 * (time.perf_counter() - begun)
+                first = first or last
             usage = event.get("usage") or usage
     except (OSError, http.client.HTTPException, ValueError) as e:
         raise Failed(f"an answer broke off: {e}") from e
     finally:
         connection.close()
-    return Answer(first, text, usage)
+    return Answer(first, last, text, usage)

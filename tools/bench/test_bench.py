@@ -12,6 +12,7 @@ import unittest
 import xml.etree.ElementTree
 
 import bench_peers
+import edit_model
 import processes
 import speculative
 import turns
@@ -317,8 +318,33 @@ class Serving(unittest.TestCase):
     def test_requests_with_drafts_are_the_same_each_time(self):
         self.assertEqual(speculative.mixed(5), speculative.mixed(5))
         self.assertEqual(len({json.dumps(speculative.mixed(i)) for i in range(50)}), 50)
-        speed, answers = speculative.drive(self.served(ANSWER), [speculative.repeats(1), speculative.sampled(2)], 2)
-        self.assertEqual((speed > 0, answers), (True, ["a", "a"]))
+        driven = speculative.drive(self.served(ANSWER), [speculative.repeats(1), speculative.sampled(2)], 2)
+        self.assertEqual((driven.rate > 0, driven.each, driven.answers), (True, 0, ["a", "a"]))
+
+    def test_an_edited_text_is_answered_by_the_text(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            edit_model.write_model(folder, layers=1, dim=16, ffn=16)
+            data = (folder / "model.safetensors").read_bytes()
+            length = int.from_bytes(data[:8], "little")
+            tensors = json.loads(data[8:8 + length])
+            self.assertEqual(max(tensor["data_offsets"][1] for tensor in tensors.values()), len(data) - 8 - length)
+
+            def row(name: str, token: int) -> bytes:
+                start = 8 + length + tensors[name]["data_offsets"][0] + 32 * token
+                return data[start:start + 32]
+
+            def follows(token: int) -> list[int]:
+                embedded = row("model.embed_tokens.weight", token)
+                return [other for other in range(edit_model.VOCAB) if row("lm_head.weight", other) == embedded]
+
+            first = edit_model.token(3, 0)
+            self.assertEqual(follows(first), [first + 1])
+            self.assertEqual(follows(first + edit_model.TEXT - 1), [first])
+        for every, kind in [(24, speculative.edit), (8, speculative.summary)]:
+            prompts = [kind(i)["prompt"] for i in range(50)]
+            changed = sum(sum(b - a != 1 and a - b != edit_model.TEXT - 1 for a, b in zip(p, p[1:])) / 2 for p in prompts)
+            self.assertTrue(0.8 < changed / 50 / (edit_model.TEXT / every) < 1.2, changed)
 
 
 class Comparisons(unittest.TestCase):

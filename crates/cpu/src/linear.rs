@@ -231,7 +231,7 @@ pub(crate) fn add_product(
     sums: &mut [Sums],
 ) {
     if let MatrixSource::Packed(w) = t.w
-        && rows.len() <= k.gemv_max_rows
+        && (rows.len() <= k.gemv_max_rows || k.gemv_for_bytes && w.layout.shape.is_bytes())
         && (t.quantized.is_some() || w.layout.shape.is_plain())
     {
         let x = t.quantized.map_or(GemvRows::Plain(t.x), GemvRows::Quantized);

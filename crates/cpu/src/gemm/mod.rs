@@ -19,7 +19,8 @@
 //!                    or activation of gate and up
 //! ```
 //!
-//! All take some rows of input at a time, as many as fit into registers (`rows`).
+//! All take some rows of input at a time, as many as fit into registers (`rows`). Weights of signed bytes take GEMV for
+//! any number of rows where `GEMV_FOR_BYTES` says so.
 //!
 //! # Safety
 //!

@@ -59,6 +59,11 @@ impl PanelShape {
         matches!(self.scales, Scales::Plain | Scales::PlainF32)
     }
 
+    /// True if codes are kept as signed bytes.
+    pub(crate) const fn is_bytes(&self) -> bool {
+        self.is_wide() && !self.looked_up && !self.is_plain()
+    }
+
     /// True if codes (after the table lookup, if any) are signed bytes.
     pub(crate) const fn is_wide(&self) -> bool {
         self.bits == 8 || self.looked_up

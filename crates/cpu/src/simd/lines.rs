@@ -18,6 +18,9 @@ pub(crate) trait Lines: Copy + 'static {
     const BIASED: bool;
     /// Maximum rows of x for GEMV: one pass over a panel serves that many.
     const GEMV_MAX_ROWS: usize;
+    /// True if weights of signed bytes take GEMV for any number of rows: where it saves work that GEMM does for each row, and
+    /// there is nothing to unpack.
+    const GEMV_FOR_BYTES: bool = false;
     /// Rows of x per GEMM register tile with a pair of panels, in integers.
     const GEMM_ROWS: usize;
     /// Panels of a pair per GEMM register tile in `f32`, one or two.

@@ -41,8 +41,8 @@ pub(crate) struct Kernels {
     pub unpack_plain: fn(&PackedLayout, &[u8], usize, &mut Chunk, &mut Plain),
     /// Most rows that are multiplied by GEMV; more take GEMM.
     pub gemv_max_rows: usize,
-    /// True if weights of signed bytes never take GEMM.
-    pub gemv_for_bytes: bool,
+    /// The same for weights of signed bytes, in several passes.
+    pub gemv_max_rows_of_bytes: usize,
     /// GEMV: multiplies a pair of packed panels with a few rows.
     pub gemv: fn(&mut GemvTask<'_>),
     /// GEMM: multiplies an unpacked chunk of a pair of panels with many rows.
@@ -149,7 +149,7 @@ macro_rules! table {
                 isa: $isa,
                 biased: <$lines as Lines>::BIASED,
                 gemv_max_rows: <$lines as Lines>::GEMV_MAX_ROWS,
-                gemv_for_bytes: <$lines as Lines>::GEMV_FOR_BYTES,
+                gemv_max_rows_of_bytes: <$lines as Lines>::GEMV_MAX_ROWS_OF_BYTES,
                 $($name,)*
                 $(..$rest::TABLE)?
             };

@@ -230,8 +230,12 @@ pub(crate) fn add_product(
     scratch: &mut LinearScratch,
     sums: &mut [Sums],
 ) {
+    let gemv_max_rows = |w: &PackedWeights<'_>| match w.layout.shape.is_bytes() {
+        true => k.gemv_max_rows_of_bytes,
+        false => k.gemv_max_rows,
+    };
     if let MatrixSource::Packed(w) = t.w
-        && (rows.len() <= k.gemv_max_rows || k.gemv_for_bytes && w.layout.shape.is_bytes())
+        && rows.len() <= gemv_max_rows(&w)
         && (t.quantized.is_some() || w.layout.shape.is_plain())
     {
         let x = t.quantized.map_or(GemvRows::Plain(t.x), GemvRows::Quantized);

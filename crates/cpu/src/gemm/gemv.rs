@@ -2,7 +2,7 @@
 //! once.
 //!
 //! The same sums in the same order as in [`tiles`](super::tiles), which unpacks weights first: that pays off when many
-//! rows use them, except for signed bytes on some instruction sets ([`Lines::GEMV_FOR_BYTES`]).
+//! rows use them, and later for signed bytes ([`Lines::GEMV_MAX_ROWS_OF_BYTES`]).
 //!
 //! ```text
 //! for each chunk of 256 inputs

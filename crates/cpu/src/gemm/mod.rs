@@ -20,7 +20,7 @@
 //! ```
 //!
 //! All take some rows of input at a time, as many as fit into registers (`rows`). Weights of signed bytes take GEMV for
-//! any number of rows where `GEMV_FOR_BYTES` says so.
+//! more rows on some instruction sets (`GEMV_MAX_ROWS_OF_BYTES`).
 //!
 //! # Safety
 //!

@@ -16,11 +16,11 @@ pub(crate) trait Lines: Copy + 'static {
 
     /// True if signed codes are multiplied with 128 added (u8 x i8 dot products); the sum is corrected for it.
     const BIASED: bool;
-    /// Maximum rows of x for GEMV: one pass over a panel serves that many.
+    /// Most rows of x for GEMV: one pass over a panel serves that many.
     const GEMV_MAX_ROWS: usize;
-    /// True if weights of signed bytes take GEMV for any number of rows: where it saves work that GEMM does for each row, and
+    /// Most rows for which weights of signed bytes take GEMV: more where it saves work that GEMM does for each row, since
     /// there is nothing to unpack.
-    const GEMV_FOR_BYTES: bool = false;
+    const GEMV_MAX_ROWS_OF_BYTES: usize = Self::GEMV_MAX_ROWS;
     /// Rows of x per GEMM register tile with a pair of panels, in integers.
     const GEMM_ROWS: usize;
     /// Panels of a pair per GEMM register tile in `f32`, one or two.

@@ -23,6 +23,7 @@ from array import array
 FIRST, TEXT, TEXTS = 300, 160, 11
 VOCAB = 151936
 END = VOCAB - 1
+HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
 
 
 def token(text: int, place: int) -> int:
@@ -54,9 +55,6 @@ class Weights:
             count -= len(piece) // 2
 
 
-HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
-
-
 def tensors(layers: int, dim: int, ffn: int) -> list[tuple]:
     """Name, shape and pieces of each tensor."""
     weights = Weights(1)
@@ -65,21 +63,16 @@ def tensors(layers: int, dim: int, ffn: int) -> list[tuple]:
     known = [weights.drawn(dim) for _ in range(TEXTS * TEXT)]
     before = [known[text * TEXT + (place - 1) % TEXT] for text in range(TEXTS) for place in range(TEXT)]
 
-    def table(rows: list[bytes]):
-        """Rows of all tokens, of which some are given."""
-        yield from weights.pieces(FIRST * dim)
+    def table(rows: list[bytes], others):
+        """A row for each token: these for those of the texts."""
+        yield from others(FIRST * dim)
         yield from rows
-        yield from weights.pieces((VOCAB - FIRST - len(rows)) * dim)
+        yield from others((VOCAB - FIRST - len(rows)) * dim)
 
-    def quiet(rows: list[bytes]):
-        """The same with zeros for all others: they are never the most likely."""
-        yield bytes(2 * FIRST * dim)
-        yield from rows
-        yield bytes(2 * (VOCAB - FIRST - len(rows)) * dim)
-
-    found = [("model.embed_tokens.weight", (VOCAB, dim), lambda: table(known)),
-               ("lm_head.weight", (VOCAB, dim), lambda: quiet(before)),
-               ("model.norm.weight", (dim,), lambda: ones(dim))]
+    found = [("model.embed_tokens.weight", (VOCAB, dim), lambda: table(known, weights.pieces)),
+             # Other tokens have zeros: they are never the most likely.
+             ("lm_head.weight", (VOCAB, dim), lambda: table(before, zeros)),
+             ("model.norm.weight", (dim,), lambda: ones(dim))]
     for layer in range(layers):
         made = lambda rows, cols: ((rows, cols), lambda: weights.pieces(rows * cols))
         silent = lambda rows, cols: ((rows, cols), lambda: zeros(rows * cols))

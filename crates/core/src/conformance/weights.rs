@@ -126,9 +126,11 @@ fn linear_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
             let (weight, _) = t.weight(6, format, 45, k)?;
             let by = LinearWeights::new(weight, None);
-            let x = t.up(&Host::random(5, 61, k))?;
+            // More rows than any device's way for a few.
+            let x = t.up(&Host::random(5, 77, k))?;
             let all = t.b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).map_err(text)?;
-            for rows in [0..1, 28..29, 3..5, 5..8, 4..12, 8..12, 9..20, 17..29, 10..17, 12..25, 20..61] {
+            for rows in [0..1, 28..29, 3..5, 5..8, 4..12, 8..12, 9..20, 17..29, 10..17, 12..25, 20..61, 9..77]
+            {
                 let some =
                     t.b.run(Linear { x: &x.row_range(rows.clone()), weights: &by, epilogue: Epilogue::NONE });
                 t.same((format, k, &rows), &some.map_err(text)?, &all.row_range(rows.clone()))?;

@@ -161,8 +161,8 @@ macro_rules! two_registers {
             const GEMM_PANELS_F32: usize = 1;
             const GEMM_ROWS_F32: usize = 6;
             const SUMS_IN_16_BITS: bool = !$biased;
-            // Without a bias their absolute values are multiplied, which GEMV takes once for several rows. With more rows it
-            // makes no difference.
+            // Without a bias their absolute values are multiplied, which GEMV takes once for several rows. With more rows no
+            // gain shows.
             const GEMV_MAX_ROWS_OF_BYTES: usize = if $biased { Self::GEMV_MAX_ROWS } else { 64 };
 
             outlined!($features);

@@ -52,7 +52,10 @@ pub(crate) fn run(root: &Path, seconds: &str, only: Option<&str>) -> ExitCode {
     match try_run(root, seconds, only) {
         Ok(failed) if failed.is_empty() => ExitCode::SUCCESS,
         Ok(failed) => {
-            eprintln!("fuzz: {} failed; the input is under fuzz/artifacts", failed.join(", "));
+            // Once more, at the end of a long log, and with the input: a machine of CI keeps no files.
+            failed.iter().for_each(|target| eprint!("{}{}", target.told, target.inputs()));
+            let names: Vec<&str> = failed.iter().map(|target| &*target.name).collect();
+            eprintln!("fuzz: {} failed; the input is under fuzz/artifacts", names.join(", "));
             ExitCode::FAILURE
         }
         Err(e) => {
@@ -62,7 +65,24 @@ pub(crate) fn run(root: &Path, seconds: &str, only: Option<&str>) -> ExitCode {
     }
 }
 
-fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<String>> {
+/// A target that found something.
+struct Failed {
+    name: String,
+    /// What libFuzzer printed, each line behind the target's name.
+    told: String,
+}
+
+impl Failed {
+    /// The inputs that libFuzzer says it wrote, in hexadecimal digits (`xxd -r -p` makes a file of them).
+    fn inputs(&self) -> String {
+        let paths = self.told.lines().filter_map(|line| Some(line.split_once("Test unit written to ")?.1));
+        let inputs = paths.filter_map(|path| std::fs::read(path).ok());
+        let digits = |input: Vec<u8>| input.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        inputs.map(|input| format!("{}: the input in hexadecimal: {}\n", self.name, digits(input))).collect()
+    }
+}
+
+fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Failed>> {
     let fuzz = root.join("fuzz").canonicalize()?;
     let host = host()?;
     let mut build = Command::new("cargo");
@@ -94,11 +114,12 @@ fn try_run(root: &Path, seconds: &str, only: Option<&str>) -> io::Result<Vec<Str
         });
         for (name, result) in names.iter().zip(results) {
             let output = result?;
-            for text in [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text)) {
-                text.lines().for_each(|line| println!("{name}: {line}"));
-            }
+            let told = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+            let lines = told.iter().flat_map(|text| text.lines()).filter(|line| !line.contains("# Uses: "));
+            let told: String = lines.map(|line| format!("{name}: {line}\n")).collect();
+            print!("{told}");
             if !output.status.success() {
-                failed.push(name.clone());
+                failed.push(Failed { name: name.clone(), told });
             }
         }
     }

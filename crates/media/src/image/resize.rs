@@ -4,6 +4,8 @@
 //! grows with the scale (antialiasing). The horizontal pass runs first and rounds to bytes, then the vertical one;
 //! weights are fixed-point.
 
+use std::ops::Range;
+
 /// RGB image, row-major, channels interleaved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
@@ -70,8 +72,12 @@ struct Mean {
     weights: Vec<i32>,
 }
 
-/// Filter weights for resizing `from` pixels to `to`.
-fn means(filter: Filter, from: usize, to: usize) -> Vec<Mean> {
+/// Filter weights of the output pixels `part`, of resizing `from` pixels to `to`.
+fn means(filter: Filter, from: usize, to: usize, part: Range<usize>) -> Vec<Mean> {
+    if from == to {
+        // Weights of exactly one, without the filters' rounding.
+        return part.map(|first| Mean { first, weights: vec![1 << BITS] }).collect();
+    }
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
     let reach = filter.reach() * stretch;
@@ -90,7 +96,7 @@ fn means(filter: Filter, from: usize, to: usize) -> Vec<Mean> {
         };
         Mean { first, weights: weights.into_iter().map(whole).collect() }
     };
-    (0..to).map(mean).collect()
+    part.map(mean).collect()
 }
 
 /// Fixed-point sum to a byte, clamped.
@@ -101,18 +107,35 @@ fn byte(sum: i32) -> u8 {
 /// Initial value of sums, for rounding.
 const HALF: i32 = 1 << (BITS - 1);
 
+/// How one axis of an image is resized.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resize {
+    /// Pixels of the resized image.
+    pub to: usize,
+    /// Those of them that are wanted. Only they are computed.
+    pub part: Range<usize>,
+}
+
 impl Picture {
-    /// The image resized to `width` x `height`.
-    pub fn resized(self, filter: Filter, width: usize, height: usize) -> Picture {
-        let wide = if width == self.width { self } else { self.widened(filter, width) };
-        if height == wide.height { wide } else { wide.heightened(filter, height) }
+    /// The wanted part of the resized image. `None` if the image between the two passes would have more than `most`
+    /// pixels.
+    pub fn resized(&self, filter: Filter, across: Resize, down: Resize, most: usize) -> Option<Picture> {
+        let across = means(filter, self.width, across.to, across.part);
+        let down = means(filter, self.height, down.to, down.part);
+        let first = down.iter().map(|mean| mean.first).min()?;
+        let end = down.iter().map(|mean| mean.first + mean.weights.len()).max()?;
+        if (end - first).max(down.len()).saturating_mul(across.len()) > most {
+            return None;
+        }
+        Some(self.widened(&across, first..end).heightened(&down, first))
     }
 
-    fn widened(&self, filter: Filter, width: usize) -> Picture {
-        let means = means(filter, self.width, width);
-        let mut bytes = Vec::with_capacity(3 * width * self.height);
-        for row in self.bytes.chunks_exact((3 * self.width).max(1)) {
-            for mean in &means {
+    /// The horizontal pass, over some rows.
+    fn widened(&self, means: &[Mean], rows: Range<usize>) -> Picture {
+        let (stride, height) = (3 * self.width, rows.len());
+        let mut bytes = Vec::with_capacity(3 * means.len() * height);
+        for row in self.bytes[stride * rows.start..stride * rows.end].chunks_exact(stride.max(1)) {
+            for mean in means {
                 let mut sums = [HALF; 3];
                 for (pixel, weight) in row[3 * mean.first..].chunks_exact(3).zip(&mean.weights) {
                     sums.iter_mut().zip(pixel).for_each(|(sum, x)| *sum += i32::from(*x) * weight);
@@ -120,23 +143,24 @@ impl Picture {
                 bytes.extend(sums.map(byte));
             }
         }
-        Picture { width, height: self.height, bytes }
+        Picture { width: means.len(), height, bytes }
     }
 
-    fn heightened(&self, filter: Filter, height: usize) -> Picture {
+    /// The vertical pass over an image that begins at row `first` of the one that the weights are for.
+    fn heightened(&self, means: &[Mean], first: usize) -> Picture {
         let stride = 3 * self.width;
-        let mut bytes = Vec::with_capacity(stride * height);
+        let mut bytes = Vec::with_capacity(stride * means.len());
         let mut sums = vec![HALF; stride];
-        for mean in means(filter, self.height, height) {
+        for mean in means {
             sums.fill(HALF);
             for (row, weight) in
-                self.bytes[stride * mean.first..].chunks_exact(stride.max(1)).zip(&mean.weights)
+                self.bytes[stride * (mean.first - first)..].chunks_exact(stride.max(1)).zip(&mean.weights)
             {
                 sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += i32::from(*x) * weight);
             }
             bytes.extend(sums.iter().map(|sum| byte(*sum)));
         }
-        Picture { width: self.width, height, bytes }
+        Picture { width: self.width, height: means.len(), bytes }
     }
 }
 
@@ -153,12 +177,18 @@ mod tests {
         Picture { width, height, bytes: bytes.collect() }
     }
 
+    /// All of the resized image.
+    fn resized(picture: &Picture, filter: Filter, width: usize, height: usize) -> Picture {
+        let all = |to| Resize { to, part: 0..to };
+        picture.resized(filter, all(width), all(height), usize::MAX).unwrap()
+    }
+
     #[test]
     fn one_colour_stays_one_colour() {
         for (filter, (width, height)) in
             ALL.into_iter().flat_map(|f| [(1, 1), (3, 90), (64, 5)].map(|s| (f, s)))
         {
-            let made = grey(17, 29, |_, _| 200).resized(filter, width, height);
+            let made = resized(&grey(17, 29, |_, _| 200), filter, width, height);
             assert_eq!(made, grey(width, height, |_, _| 200), "{filter:?}");
         }
     }
@@ -166,14 +196,46 @@ mod tests {
     #[test]
     fn what_has_the_size_already_stays_as_it_is() {
         let picture = grey(7, 5, |x, y| (x * 31 + y * 7) as u8);
-        assert_eq!(picture.clone().resized(Filter::Lanczos, 7, 5), picture);
+        assert_eq!(resized(&picture, Filter::Lanczos, 7, 5), picture);
+    }
+
+    #[test]
+    fn a_part_is_that_of_the_whole() {
+        let picture = grey(37, 23, |x, y| ((x * 89 + y * 57) % 256) as u8);
+        for (filter, (width, height)) in
+            ALL.into_iter().flat_map(|f| [(11, 9), (90, 61), (37, 8), (90, 23)].map(|s| (f, s)))
+        {
+            let whole = resized(&picture, filter, width, height);
+            for (across, down) in [(0..1, 0..1), (3..11, 2..8), (width - 1..width, height - 3..height)] {
+                let want: Vec<u8> = down
+                    .clone()
+                    .flat_map(|y| whole.bytes[3 * y * width..][3 * across.start..3 * across.end].to_vec())
+                    .collect();
+                let want = Picture { width: across.len(), height: down.len(), bytes: want };
+                let (across, down) = (Resize { to: width, part: across }, Resize { to: height, part: down });
+                let made = picture.resized(filter, across, down, usize::MAX);
+                assert_eq!(made, Some(want), "{filter:?}, {width} x {height}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_image_between_the_passes_has_a_limit() {
+        let picture = grey(3, 100, |_, _| 7);
+        // The rows of one row's mean are all that is needed: 8 of them, and 40 columns.
+        let made = |most| {
+            let (across, down) = (Resize { to: 40, part: 0..40 }, Resize { to: 25, part: 12..13 });
+            picture.resized(Filter::Bilinear, across, down, most)
+        };
+        assert_eq!(made(8 * 40), Some(grey(40, 1, |_, _| 7)));
+        assert_eq!(made(8 * 40 - 1), None);
     }
 
     /// Computed by hand, for two pixels 0 and 255, and for four.
     #[test]
     fn means_are_those_of_the_formulas() {
         let row = |filter, from: &[u8], to: usize| {
-            let made = grey(from.len(), 1, |x, _| from[x]).resized(filter, to, 1);
+            let made = resized(&grey(from.len(), 1, |x, _| from[x]), filter, to, 1);
             made.bytes.iter().step_by(3).copied().collect::<Vec<_>>()
         };
         assert_eq!(row(Filter::Box, &[0, 255], 1), [128]);
@@ -193,7 +255,7 @@ mod tests {
         for (filter, (width, height)) in
             ALL.into_iter().flat_map(|f| [(11, 23), (90, 23), (37, 8), (37, 61)].map(|s| (f, s)))
         {
-            let made = picture.clone().resized(filter, width, height);
+            let made = resized(&picture, filter, width, height);
             let across = width != 37;
             let (from, to) = if across { (37, width) } else { (23, height) };
             let scale = from as f64 / to as f64;

@@ -7,7 +7,7 @@ use tallow_checkpoint::Checkpoint;
 use tallow_checkpoint::{FileError, Result};
 
 use super::decode::{MOST_PIXELS, PictureError};
-use super::resize::{Filter, Picture};
+use super::resize::{Filter, Picture, Resize};
 use super::{CHANNELS, ImageDefaults};
 
 /// The config file, and the file and object that newer folders have instead.
@@ -86,32 +86,41 @@ impl Settings {
         }
     }
 
+    /// Height and width of a resized image.
+    fn resized(&self, picture: &Picture) -> (usize, usize) {
+        let (height, width) = (picture.height, picture.width);
+        match self.resize {
+            None => (height, width),
+            Some((Size::Exact(height, width), _)) => (height, width),
+            Some((Size::Shortest(short), _)) => {
+                let long = short as f64 * height.max(width) as f64 / height.min(width).max(1) as f64;
+                if height <= width { (short, long as usize) } else { (long as usize, short) }
+            }
+        }
+    }
+
     /// Preprocessed pixels as planes: [channels, height, width].
     pub(super) fn apply(&self, mut picture: Picture) -> std::result::Result<Vec<f32>, PictureError> {
-        if let Some((size, filter)) = self.resize {
-            let (height, width) = match size {
-                Size::Exact(height, width) => (height, width),
-                Size::Shortest(short) => {
-                    let (height, width) = (picture.height, picture.width);
-                    let long =
-                        (short as f64 * height.max(width) as f64 / height.min(width).max(1) as f64) as usize;
-                    if height <= width { (short, long) } else { (long, short) }
-                }
-            };
-            // The intermediate image between the horizontal and the vertical pass may be both wide and tall.
-            if height.max(picture.height) as u64 * width as u64 > MOST_PIXELS {
-                return Err(PictureError::Narrow);
-            }
-            picture = picture.resized(filter, width, height);
-        }
-        let (height, width) = self.crop.unwrap_or((picture.height, picture.width));
+        let resized = self.resized(&picture);
+        let (height, width) = self.crop.unwrap_or(resized);
         if (height, width) != (self.side, self.side) {
-            let (width, height) = (picture.width, picture.height);
+            let (height, width) = resized;
             return Err(PictureError::Size { width, height, side: self.side });
         }
         // Center crop; pixels outside the image are black.
         let first = |whole: usize, part: usize| (whole as i64 - part as i64).div_euclid(2);
-        let (top, left) = (first(picture.height, height), first(picture.width, width));
+        let (mut top, mut left) = (first(resized.0, height), first(resized.1, width));
+        if let Some((_, filter)) = self.resize {
+            // Only what is not cropped is computed.
+            let visible = |first: i64, to: usize, crop: usize| {
+                let first = first.max(0) as usize;
+                Resize { to, part: first..(first + crop).min(to) }
+            };
+            let (across, down) = (visible(left, resized.1, width), visible(top, resized.0, height));
+            picture =
+                picture.resized(filter, across, down, MOST_PIXELS as usize).ok_or(PictureError::Narrow)?;
+            (top, left) = (top.min(0), left.min(0));
+        }
         let at = |of: usize, first: i64, whole: usize| {
             usize::try_from(of as i64 + first).ok().filter(|at| *at < whole)
         };

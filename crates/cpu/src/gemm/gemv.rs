@@ -303,7 +303,13 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
                         int_sums[i] = L::repeat(row_sums.add(i * Rows::<F>::ROW_SUMS).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), &x.layout.table);
+                dot_step::<L, F, T>(
+                    &mut int_sums,
+                    r,
+                    planes,
+                    x.codes.add(at * SUBBLOCK),
+                    x.layout.table::<L>(),
+                );
                 let (scale, min) = header.run::<F>(run);
                 // A row sum is `-ZERO_POINT_BIAS` times the sum of the row's codes, so all below is exact.
                 let zero = match shape.has_zero_points() {
@@ -361,7 +367,13 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
                         int_sums[i] = L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS + i_step).cast());
                     }
                 }
-                dot_step::<L, F, T>(&mut int_sums, r, planes, x.codes.add(at * SUBBLOCK), &x.layout.table);
+                dot_step::<L, F, T>(
+                    &mut int_sums,
+                    r,
+                    planes,
+                    x.codes.add(at * SUBBLOCK),
+                    x.layout.table::<L>(),
+                );
                 let by = header.by::<F>(i_step);
                 for i in 0..T {
                     all[i] = match const { Kind::<F>::NARROW } {

@@ -60,35 +60,40 @@ struct Kind<F>(PhantomData<F>);
 impl<F: HasPackedKind> StepKind for Kind<F> {
     const STEP: usize = F::SHAPE.step();
     const WIDE: bool = F::SHAPE.is_wide();
-    const GROUPS: usize = F::SHAPE.groups_at_once();
+    const GROUPS: usize = F::SHAPE.groups_at_once(Self::STEP);
 }
 
 /// For a `PackedKind` with integer scales.
 impl<F: HasPackedKind> IntKind for Kind<F> {
     const NARROW: bool = F::SHAPE.is_narrow();
     const MINS: usize = if F::SHAPE.has_mins() { CHUNK / F::SHAPE.run / 2 } else { 0 };
+    const RUN: usize = F::SHAPE.run;
+    const RUN_GROUPS: usize = F::SHAPE.groups_at_once(Self::RUN);
 }
 
-/// Runs of `RUN` inputs with float scales, with minimums or not, of wide codes or not. GEMM is compiled for these and not
-/// for each `PackedKind`: in an unpacked chunk many look alike.
-enum Runs<const RUN: usize, const MINS: bool, const WIDE: bool> {}
+/// Runs of `RUN` inputs with float scales, with minimums or not, of wide codes or not, whose products are summed in pairs over
+/// `GROUPS` groups. GEMM is compiled for these and not for each `PackedKind`: in an unpacked chunk many look alike.
+enum Runs<const RUN: usize, const MINS: bool, const GROUPS: usize> {}
 
-/// Codes of up to 6 bits.
-type NarrowRuns = Runs<32, false, false>;
+/// Values of up to four bits.
+type NibbleRuns = Runs<32, false, 8>;
 /// The same with minimums.
-type MinRuns = Runs<32, true, false>;
-/// Signed bytes: codes of 8 bits, or from a table.
-type WideRuns = Runs<32, false, true>;
+type NibbleMinRuns = Runs<32, true, 8>;
+/// Values of up to five bits.
+type NarrowRuns = Runs<32, false, 4>;
 /// The same in runs of 16.
-type ShortWideRuns = Runs<16, false, true>;
+type ShortRuns = Runs<16, false, 4>;
+/// The same with minimums.
+type MinRuns = Runs<32, true, 4>;
+/// Signed bytes: codes of 8 bits, or from a table.
+type WideRuns = Runs<32, false, 1>;
 
-impl<const RUN: usize, const MINS: bool, const WIDE: bool> StepKind for Runs<RUN, MINS, WIDE> {
+impl<const RUN: usize, const MINS: bool, const GROUPS: usize> StepKind for Runs<RUN, MINS, GROUPS> {
     const STEP: usize = RUN;
-    const WIDE: bool = WIDE;
-    // Codes have six bits at most.
-    const GROUPS: usize = if WIDE { 1 } else { 2 };
+    const WIDE: bool = GROUPS == 1;
+    const GROUPS: usize = GROUPS;
 }
 
-impl<const RUN: usize, const MINS: bool, const WIDE: bool> RunKind for Runs<RUN, MINS, WIDE> {
+impl<const RUN: usize, const MINS: bool, const GROUPS: usize> RunKind for Runs<RUN, MINS, GROUPS> {
     const MINS: bool = MINS;
 }

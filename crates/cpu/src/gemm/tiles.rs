@@ -22,11 +22,11 @@ use std::marker::PhantomData;
 
 use super::rows::{RowKernel, in_tiles};
 use super::unpack::{Chunk, Plain};
-use super::{Kind, MinRuns, NarrowRuns, ShortWideRuns, Sums, WideRuns};
+use super::{Kind, MinRuns, NarrowRuns, NibbleMinRuns, NibbleRuns, ShortRuns, Sums, WideRuns};
 use crate::mat::Mat;
 use crate::pack::{CHUNK, HasPackedKind, PackedLayout, ROWS, with_packed_kind};
 use crate::quantize::QuantizedView;
-use crate::simd::{IntTile, Lines, RunKind, Tile};
+use crate::simd::{IntKind, IntTile, Lines, RunKind, Tile};
 
 /// A chunk of a pair of panels, to be multiplied with all rows of an input.
 pub(crate) struct GemmTask<'a> {
@@ -58,12 +58,14 @@ pub(crate) unsafe fn gemm<L: Lines>(t: &mut GemmTask<'_>) {
     let shape = t.layout.shape;
     // SAFETY: the caller has the instruction set.
     unsafe {
-        match (shape.has_int_scales(), shape.has_mins(), shape.is_wide()) {
-            (true, ..) => with_packed_kind!(t.layout.kind, F => int_tiles::<L, F>(t)),
-            (_, true, _) => run_tiles::<L, MinRuns>(t),
-            (.., false) => run_tiles::<L, NarrowRuns>(t),
-            _ if shape.run == 16 => run_tiles::<L, ShortWideRuns>(t),
-            _ => run_tiles::<L, WideRuns>(t),
+        match (shape.has_mins(), shape.is_nibbles()) {
+            _ if shape.has_int_scales() => with_packed_kind!(t.layout.kind, F => int_tiles::<L, F>(t)),
+            (true, true) => run_tiles::<L, NibbleMinRuns>(t),
+            (true, false) => run_tiles::<L, MinRuns>(t),
+            (false, true) => run_tiles::<L, NibbleRuns>(t),
+            _ if shape.is_wide() => run_tiles::<L, WideRuns>(t),
+            _ if shape.run == 16 => run_tiles::<L, ShortRuns>(t),
+            _ => run_tiles::<L, NarrowRuns>(t),
         }
     }
 }
@@ -141,7 +143,11 @@ impl<L: Lines, K: RunKind> RowKernel<GemmTask<'_>> for RunTile<L, K> {
 struct IntScaleTile<L, F>(PhantomData<(L, F)>);
 
 impl<L: Lines, F: HasPackedKind> RowKernel<GemmTask<'_>> for IntScaleTile<L, F> {
-    const MAX_ROWS: usize = L::GEMM_ROWS;
+    const MAX_ROWS: usize = if F::SHAPE.has_mins() && Kind::<F>::RUN_GROUPS == 8 {
+        L::GEMM_ROWS
+    } else {
+        L::GEMM_ROWS_OF_SHORT_SUMS
+    };
 
     #[inline(always)]
     unsafe fn tile<const T: usize>(t: &mut GemmTask<'_>, row: usize) {

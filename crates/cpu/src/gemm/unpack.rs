@@ -1,6 +1,6 @@
 //! Unpacks weights for GEMM and dequantization: one chunk of a panel at a time, into the nearest cache.
 
-use tallow_quant::{MXFP4, Scales};
+use tallow_quant::Scales;
 
 use crate::pack::{
     CHUNK, HasPackedKind, LINE, PackedKind, PackedLayout, ROWS, SCALE_AND_ZERO, SUBBLOCK, ZERO_POINT_BIAS,
@@ -166,9 +166,12 @@ impl<L: Lines> Header<L> {
                     (L::mul(d, L::to_f32(by)), L::mul(dmin, L::to_f32(min)))
                 }
                 Scales::Exponents => {
-                    let scale = |r: usize| MXFP4 { e: *self.from.add(ROWS * run + r), qs: [0; 16] }.scale();
-                    let scales: [f32; ROWS] = std::array::from_fn(scale);
-                    (L::load_f32(scales.as_ptr()), dmin)
+                    // `2^(e - 128)`, as a product of two powers: the smallest are subnormal.
+                    let e = L::widen_u8(self.from.add(ROWS * run));
+                    let (low, high) = (L::right::<1>(e), L::right::<1>(L::add(e, L::words(1))));
+                    let low = L::from_bits(L::left::<23>(L::add(low, L::words(63))));
+                    let high = L::from_bits(L::left::<23>(L::add(high, L::words(63))));
+                    (L::mul(low, high), dmin)
                 }
             }
         }
@@ -315,10 +318,10 @@ pub(super) unsafe fn group<L: Lines, F: HasPackedKind, const G: usize>(
             6 => L::or(group, bits::<L>(line(4 + half), 2 * j, 4, 3)),
             _ => group,
         };
-        if shape.looked_up {
+        if shape.is_looked_up() {
             group = L::look_up(table, group);
         }
-        if shape.is_wide() && L::BIASED {
+        if shape.is_bytes() && L::BIASED {
             group = L::xor(group, L::bytes(0x80));
         }
         group
@@ -359,7 +362,7 @@ unsafe fn codes<L: Lines, F: HasPackedKind>(
 ) {
     let shape = layout.shape_of::<F>();
     let (bytes, head) = (LINE * shape.bits, shape.head(inputs));
-    let table = &layout.table;
+    let table = layout.table::<L>();
     for (i, out) in to.codes.chunks_exact_mut(8).take(inputs / SUBBLOCK).enumerate() {
         // SAFETY: the chunk has that sub-block, which is a run where there are zero points; the caller has the
         // instruction set.

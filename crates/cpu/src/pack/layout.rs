@@ -3,16 +3,17 @@
 use tallow_quant::{Coded, F16, Format, ScaleSink, Scales, with_block};
 
 use super::packed_kind::{HasPackedKind, PackedKind};
-use super::panel::{LINE, PAIR, PanelShape, ROWS, SCALE_AND_ZERO, ZERO_POINT_BIAS};
+use super::panel::{LINE, PAIR, PanelShape, ROWS, SCALE_AND_ZERO, ZERO_POINT_BIAS, limits};
+use crate::simd::Lines;
 
 /// Layout of the chunks that blocks of a format are packed into.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLayout {
     pub kind: PackedKind,
     pub shape: PanelShape,
-    /// Values of the codes, where they index a table.
-    pub table: [i8; 16],
-    /// Subtracted from each code once it is unpacked. 8-bit codes and table values are signed and have none.
+    /// Values of the codes, where they index a table; the second table is for kernels that add 128 to signed bytes.
+    pub tables: [[i8; 16]; 2],
+    /// Subtracted from each value once it is unpacked. Signed bytes have none.
     pub bias: u8,
 }
 
@@ -23,23 +24,43 @@ impl PackedLayout {
         let shared = if F::SHAPE.has_zero_points() { self.shape.shared } else { 0 };
         PanelShape { shared, ..F::SHAPE }
     }
+
+    /// Values of the codes for the kernels of an instruction set.
+    #[inline(always)]
+    pub(crate) fn table<L: Lines>(&self) -> &[i8; 16] {
+        &self.tables[usize::from(L::BIASED)]
+    }
 }
 
 /// A quantization block that can be packed: any whose [`PackedKind`] kernels are compiled for.
 pub(crate) trait Packing: Coded {
     const LAYOUT: PackedLayout = {
         let kind = PackedKind::of(Self::FORMAT, &Self::CODING);
-        let table = match Self::CODING.table {
-            Some(table) => table,
-            None => [0; 16],
-        };
         let shape = kind.shape().of(&Self::CODING);
-        let bias = if shape.has_zero_points() { ZERO_POINT_BIAS as u8 } else { Self::CODING.bias };
-        PackedLayout { kind, shape, table, bias }
+        let (tables, bias) = match &Self::CODING.table {
+            Some(table) if shape.is_wide() => ([*table, raised(table, 128)], 0),
+            Some(table) => {
+                let bias = -limits(table).0;
+                ([raised(table, bias); 2], bias as u8)
+            }
+            None if shape.has_zero_points() => ([[0; 16]; 2], ZERO_POINT_BIAS as u8),
+            None => ([[0; 16]; 2], Self::CODING.bias),
+        };
+        PackedLayout { kind, shape, tables, bias }
     };
 }
 
 impl<B: Coded> Packing for B {}
+
+/// A table with `by` added to each value, as a byte.
+const fn raised(table: &[i8; 16], by: i32) -> [i8; 16] {
+    let (mut to, mut i) = (*table, 0);
+    while i < to.len() {
+        to[i] = (table[i] as i32 + by) as i8;
+        i += 1;
+    }
+    to
+}
 
 /// Bytes of a packed weight, without those that kernels read [past](PanelShape::tail_inputs) its end;
 /// `None` on overflow.

@@ -1,46 +1,49 @@
 //! [`PackedKind`]: the packed weight types kernels are compiled for. Formats that are alike once packed share one.
 //!
 //! Kernels for every instruction set and row count take long to compile. So they are generic only over what changes
-//! their code: the width of codes, whether they index a table, how many inputs share a scale, and the kind of scales.
+//! their code: the width of codes and of the values of a table that they index, how many inputs share a scale, and the kind
+//! of scales.
 //! The values that codes stand for are run-time data ([`PackedLayout`](super::PackedLayout)).
 
 use tallow_quant::{Coding, Format, Scales};
 
 use super::panel::PanelShape;
 
-/// Passes the list of all kinds to a macro, after the arguments `$with`: for each its bits of a code, whether codes
-/// index a table, inputs per scale, and [`Scales`].
+/// Passes the list of all kinds to a macro, after the arguments `$with`: for each its bits of a code, bits of the code's value
+/// (more where codes index a table), inputs per scale, and [`Scales`]. A kind that is enough for a format comes before those with
+/// more bits.
 macro_rules! packed_kinds {
     ([$($then:tt)*] $with:tt) => {
         $($then)*! { @ $with
-            F32(32, false, 32, Plain)
-            F16(16, false, 32, Plain)
-            BF16(16, false, 32, Plain)
-            TwoF16(2, false, 32, F16)
-            TwoNibbles(2, false, 16, NibblesMin)
-            ThreeBytes(3, false, 16, Bytes)
-            ThreeTableBytes(3, true, 16, Bytes)
-            FourF16(4, false, 32, F16)
-            FourAdd(4, false, 32, F16Add)
-            FourZero(4, false, 32, F16Zero)
-            FourMin(4, false, 32, BytesMin)
-            FourTableF16(4, true, 32, F16)
-            FourTableShort(4, true, 16, F16)
-            FourTableBytes(4, true, 32, Bytes)
-            FourTableExponents(4, true, 32, Exponents)
-            FiveF16(5, false, 32, F16)
-            FiveAdd(5, false, 32, F16Add)
-            FiveMin(5, false, 32, BytesMin)
-            SixBytes(6, false, 16, Bytes)
-            EightF16(8, false, 32, F16)
-            EightF32(8, false, 32, F32)
-            EightFloats(8, false, 32, PlainF32)
+            F32(32, 32, 32, Plain)
+            F16(16, 16, 32, Plain)
+            BF16(16, 16, 32, Plain)
+            TwoF16(2, 2, 32, F16)
+            TwoNibbles(2, 2, 16, NibblesMin)
+            ThreeBytes(3, 3, 16, Bytes)
+            ThreeTableBytes(3, 7, 16, Bytes)
+            FourF16(4, 4, 32, F16)
+            FourAdd(4, 4, 32, F16Add)
+            FourZero(4, 4, 32, F16Zero)
+            FourMin(4, 4, 32, BytesMin)
+            FourTableF16(4, 8, 32, F16)
+            FourTableShort(4, 5, 16, F16)
+            FourSmallTableBytes(4, 7, 32, Bytes)
+            FourTableBytes(4, 8, 32, Bytes)
+            FourTableExponents(4, 5, 32, Exponents)
+            FiveF16(5, 5, 32, F16)
+            FiveAdd(5, 5, 32, F16Add)
+            FiveMin(5, 5, 32, BytesMin)
+            SixBytes(6, 6, 16, Bytes)
+            EightF16(8, 8, 32, F16)
+            EightF32(8, 8, 32, F32)
+            EightFloats(8, 8, 32, PlainF32)
         }
     };
 }
 
 macro_rules! define {
-    (@ () $($name:ident($bits:literal, $looked_up:literal, $run:literal, $scales:ident))*) => {
+    (@ () $($name:ident($bits:literal, $value_bits:literal, $run:literal, $scales:ident))*) => {
         /// Packed weight type: bits of a code and kind of [`Scales`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum PackedKind {
@@ -52,10 +55,10 @@ macro_rules! define {
 
             /// Layout of codes and scales.
             pub(crate) const fn shape(self) -> PanelShape {
-                let (bits, looked_up, run, scales) = match self {
-                    $(PackedKind::$name => ($bits, $looked_up, $run, Scales::$scales),)*
+                let (bits, value_bits, run, scales) = match self {
+                    $(PackedKind::$name => ($bits, $value_bits, $run, Scales::$scales),)*
                 };
-                PanelShape { bits, looked_up, run, shared: 0, scales }
+                PanelShape { bits, value_bits, run, shared: 0, scales }
             }
         }
 

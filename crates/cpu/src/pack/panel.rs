@@ -24,8 +24,9 @@ pub(crate) const ZERO_POINT_BIAS: i32 = 16;
 pub(crate) struct PanelShape {
     /// Bits of a code.
     pub bits: usize,
-    /// True if codes index a table of values.
-    pub looked_up: bool,
+    /// Bits of the values that codes stand for: of an unsigned number, to which a bias was added; or 8, a signed byte. More than
+    /// `bits` where codes index a table.
+    pub value_bits: usize,
     /// Inputs that share a scale: 16 or 32.
     pub run: usize,
     /// log2 of the runs that share a scale and a zero point. Known at run time only: 0 in the shape of a kind.
@@ -42,9 +43,11 @@ impl PanelShape {
             true => coding.run.is_multiple_of(self.run),
             false => coding.run == self.run,
         };
-        runs && self.bits == coding.bits
-            && self.looked_up == coding.table.is_some()
-            && self.scales as u8 == coding.scales as u8
+        let values = match &coding.table {
+            Some(table) => self.is_looked_up() && bits_of_values(table) <= self.value_bits,
+            None => !self.is_looked_up(),
+        };
+        runs && values && self.bits == coding.bits && self.scales as u8 == coding.scales as u8
     }
 
     /// This shape of a kind for blocks with this coding.
@@ -59,14 +62,19 @@ impl PanelShape {
         matches!(self.scales, Scales::Plain | Scales::PlainF32)
     }
 
+    /// True if codes index a table of values.
+    pub(crate) const fn is_looked_up(&self) -> bool {
+        self.value_bits > self.bits
+    }
+
     /// True if codes are kept as signed bytes.
     pub(crate) const fn is_bytes(&self) -> bool {
-        self.is_wide() && !self.looked_up && !self.is_plain()
+        self.bits == 8 && !self.is_plain()
     }
 
     /// True if codes (after the table lookup, if any) are signed bytes.
     pub(crate) const fn is_wide(&self) -> bool {
-        self.bits == 8 || self.looked_up
+        self.value_bits == 8
     }
 
     /// True if all products of a chunk are summed in integers: its runs have integer factors of one scale, or no
@@ -77,13 +85,13 @@ impl PanelShape {
 
     /// True if the sum of products of 16 codes with `i8` inputs fits into 16 bits.
     pub(crate) const fn is_narrow(&self) -> bool {
-        !self.is_wide() && self.bits <= 4
+        self.value_bits <= 4
     }
 
-    /// Groups of four inputs of a step whose products with `i8` inputs, summed in pairs, fit into 16 bits: a power of two, and
-    /// 1 for signed bytes.
-    pub(crate) const fn groups_at_once(&self) -> usize {
-        let largest_pair = 2 * 128 * ((1 << self.bits) - 1);
+    /// Groups of four of so many inputs whose products with `i8` inputs, summed in pairs, fit into 16 bits: a power of two,
+    /// and 1 for signed bytes.
+    pub(crate) const fn groups_at_once(&self, inputs: usize) -> usize {
+        let largest_pair = 2 * 128 * ((1 << self.value_bits) - 1);
         let most = match i16::MAX as usize / largest_pair {
             _ if self.is_wide() => 1,
             0 | 1 => 1,
@@ -91,7 +99,12 @@ impl PanelShape {
             4..8 => 4,
             _ => 8,
         };
-        if self.step() / 4 < most { self.step() / 4 } else { most }
+        if inputs / 4 < most { inputs / 4 } else { most }
+    }
+
+    /// True if values have four bits at most once they are unpacked; zero points move them ([`ZERO_POINT_BIAS`]).
+    pub(crate) const fn is_nibbles(&self) -> bool {
+        self.value_bits <= 4 && !self.has_zero_points()
     }
 
     /// Inputs whose products are summed before they are scaled.
@@ -150,5 +163,26 @@ impl PanelShape {
     pub(crate) const fn panel(&self, cols: usize) -> usize {
         let rest = cols % CHUNK;
         cols / CHUNK * self.chunk(CHUNK) + if rest == 0 { 0 } else { self.chunk(rest) }
+    }
+}
+
+/// Smallest and largest value of a table.
+pub(super) const fn limits(table: &[i8; 16]) -> (i32, i32) {
+    let (mut least, mut most, mut i) = (table[0] as i32, table[0] as i32, 1);
+    while i < table.len() {
+        let value = table[i] as i32;
+        least = if value < least { value } else { least };
+        most = if value > most { value } else { most };
+        i += 1;
+    }
+    (least, most)
+}
+
+/// Bits of the values of a table, as for [`PanelShape::value_bits`].
+const fn bits_of_values(table: &[i8; 16]) -> usize {
+    let (least, most) = limits(table);
+    match most - least {
+        all @ 0..128 => (i32::BITS - all.leading_zeros()) as usize,
+        _ => 8,
     }
 }

@@ -23,6 +23,8 @@ pub(crate) trait Lines: Copy + 'static {
     const GEMV_MAX_ROWS_OF_BYTES: usize = Self::GEMV_MAX_ROWS;
     /// Rows of x per GEMM register tile with a pair of panels, in integers.
     const GEMM_ROWS: usize;
+    /// The same where sums of fewer than 32 inputs are multiplied by integers, which takes registers of its own.
+    const GEMM_ROWS_OF_SHORT_SUMS: usize = Self::GEMM_ROWS;
     /// Panels of a pair per GEMM register tile in `f32`, one or two.
     const GEMM_PANELS_F32: usize = 2;
     /// Rows of x per GEMM register tile in `f32`.
@@ -138,6 +140,10 @@ pub(crate) trait IntKind: StepKind {
     const NARROW: bool;
     /// Number of pairs of runs if each run has a minimum, else 0.
     const MINS: usize;
+    /// Inputs of a run, one or more steps.
+    const RUN: usize;
+    /// As `GROUPS`, in a run.
+    const RUN_GROUPS: usize;
 }
 
 /// [`Lines::dot4`] of codes of a kind.
@@ -180,17 +186,6 @@ unsafe fn add_groups<L: Lines, K: StepKind, const T: usize>(
 ) {
     // SAFETY: the caller guarantees the lines, the bytes and the instruction set.
     unsafe {
-        if const { L::SUMS_IN_16_BITS && K::GROUPS > 1 } {
-            for first in (0..K::STEP / 4).step_by(K::GROUPS) {
-                let (codes, rows) = (codes.map(|p| p.add(64 * first)), rows.map(|p| p.add(4 * first)));
-                match K::GROUPS {
-                    2 => add_at_once::<L, T, 2>(int_sums, codes, rows),
-                    4 => add_at_once::<L, T, 4>(int_sums, codes, rows),
-                    _ => add_at_once::<L, T, 8>(int_sums, codes, rows),
-                }
-            }
-            return;
-        }
         for g in 0..K::STEP / 4 {
             let w = [L::load(codes[0].add(64 * g)), L::load(codes[1].add(64 * g))];
             for i in 0..T {
@@ -202,37 +197,25 @@ unsafe fn add_groups<L: Lines, K: StepKind, const T: usize>(
     }
 }
 
-/// The same for `N` groups of four inputs, by [`Lines::dot_groups`].
-#[inline(always)]
-unsafe fn add_at_once<L: Lines, const T: usize, const N: usize>(
-    int_sums: &mut IntSums<L, T>,
-    codes: [*const u8; 2],
-    rows: [*const u8; T],
-) {
-    // SAFETY: the caller upholds the same contract.
-    unsafe {
-        for p in 0..2 {
-            let w: [L::I; N] = std::array::from_fn(|g| L::load(codes[p].add(64 * g)));
-            for i in 0..T {
-                let a: [L::I; N] = std::array::from_fn(|g| L::repeat(rows[i].add(4 * g)));
-                int_sums[p][i] = L::dot_groups(int_sums[p][i], w, a);
-            }
-        }
-    }
-}
-
 impl<const T: usize> Tile<T> {
     /// Adds the sums of the chunk, times the row scales, to the running sums.
     #[inline(always)]
     pub(super) unsafe fn store<L: Lines>(&self, chunk: &[[L::F; T]; 2]) {
-        for (p, chunk) in chunk.iter().enumerate() {
-            for (i, of_chunk) in chunk.iter().enumerate() {
-                // SAFETY: there are 32 sums and a scale for each row; the caller guarantees the instruction set.
-                unsafe {
-                    let sum = self.sums.add((2 * i + p) * 16);
-                    let by = L::splat(*self.row_scales.add(i));
-                    L::store_f32(sum, L::fma(*of_chunk, by, L::load_f32(sum)));
-                }
+        for p in 0..2 {
+            // SAFETY: the caller upholds the same contract.
+            unsafe { self.store_panel::<L>(p, &chunk[p]) };
+        }
+    }
+
+    /// The same for panel `p`.
+    #[inline(always)]
+    pub(super) unsafe fn store_panel<L: Lines>(&self, p: usize, chunk: &[L::F; T]) {
+        for (i, of_chunk) in chunk.iter().enumerate() {
+            // SAFETY: there are 32 sums and a scale for each row; the caller guarantees the instruction set.
+            unsafe {
+                let sum = self.sums.add((2 * i + p) * 16);
+                let by = L::splat(*self.row_scales.add(i));
+                L::store_f32(sum, L::fma(*of_chunk, by, L::load_f32(sum)));
             }
         }
     }
@@ -262,19 +245,32 @@ impl<const T: usize> Tile<T> {
         int_sums: &IntSums<L, T>,
         sums: &mut [[L::F; T]; 2],
     ) {
+        for p in 0..2 {
+            // SAFETY: the caller upholds the same contract.
+            unsafe { self.scale_panel::<L, K>(p, run, &int_sums[p], &mut sums[p]) };
+        }
+    }
+
+    /// The same for panel `p`.
+    #[inline(always)]
+    pub(super) unsafe fn scale_panel<L: Lines, K: RunKind>(
+        &self,
+        p: usize,
+        run: usize,
+        int_sums: &[L::I; T],
+        sums: &mut [L::F; T],
+    ) {
         // SAFETY: there are scales, minimums and row sums for each run; the caller guarantees the instruction set.
         unsafe {
-            for p in 0..2 {
-                let scale = L::load_f32(self.scales[p].add(run * 16));
+            let scale = L::load_f32(self.scales[p].add(run * 16));
+            for i in 0..T {
+                sums[i] = L::fma(L::to_f32(int_sums[i]), scale, sums[i]);
+            }
+            if K::MINS {
+                let min = L::load_f32(self.mins[p].add(run * 16));
                 for i in 0..T {
-                    sums[p][i] = L::fma(L::to_f32(int_sums[p][i]), scale, sums[p][i]);
-                }
-                if K::MINS {
-                    let min = L::load_f32(self.mins[p].add(run * 16));
-                    for i in 0..T {
-                        let row_sum = L::splat(f32::from_bits(*self.row_sums[i].add(run)));
-                        sums[p][i] = L::fma(min, row_sum, sums[p][i]);
-                    }
+                    let row_sum = L::splat(f32::from_bits(*self.row_sums[i].add(run)));
+                    sums[i] = L::fma(min, row_sum, sums[i]);
                 }
             }
         }
@@ -366,16 +362,29 @@ impl<const T: usize> IntTile<T> {
         int_sums: &IntSums<L, T>,
         all: &mut IntSums<L, T>,
     ) {
+        for p in 0..2 {
+            // SAFETY: the caller upholds the same contract.
+            unsafe { self.multiply_panel::<L, K>(p, step, &int_sums[p], &mut all[p]) };
+        }
+    }
+
+    /// The same for panel `p`.
+    #[inline(always)]
+    pub(super) unsafe fn multiply_panel<L: Lines, K: IntKind>(
+        &self,
+        p: usize,
+        step: usize,
+        int_sums: &[L::I; T],
+        all: &mut [L::I; T],
+    ) {
         // SAFETY: there is a factor for each step; the caller guarantees the instruction set.
         unsafe {
-            for p in 0..2 {
-                let by = L::load(self.by[p].add(step * 16).cast());
-                for i in 0..T {
-                    all[p][i] = match K::NARROW {
-                        true => L::dot2::<true>(all[p][i], int_sums[p][i], by),
-                        false => L::mul_add(int_sums[p][i], by, all[p][i]),
-                    };
-                }
+            let by = L::load(self.by[p].add(step * 16).cast());
+            for i in 0..T {
+                all[i] = match K::NARROW {
+                    true => L::dot2::<true>(all[i], int_sums[i], by),
+                    false => L::mul_add(int_sums[i], by, all[i]),
+                };
             }
         }
     }
@@ -383,22 +392,29 @@ impl<const T: usize> IntTile<T> {
     /// Scales the sums of the chunk and adds them to the running sums.
     #[inline(always)]
     pub(super) unsafe fn scale<L: Lines, K: IntKind>(&self, all: &IntSums<L, T>) {
+        for p in 0..2 {
+            // SAFETY: the caller upholds the same contract.
+            unsafe { self.scale_panel::<L, K>(p, &all[p]) };
+        }
+    }
+
+    /// The same for panel `p`.
+    #[inline(always)]
+    pub(super) unsafe fn scale_panel<L: Lines, K: IntKind>(&self, p: usize, all: &[L::I; T]) {
         // SAFETY: there are minimums for each pair of runs, and sums for each row; the caller guarantees the
         // instruction set.
         unsafe {
-            for p in 0..2 {
-                let scales = [L::load_f32(self.scales[p]), L::load_f32(self.scales[p].add(16))];
-                for i in 0..T {
-                    let mut mins = L::words(0);
-                    for pair in 0..K::MINS {
-                        let min = L::load(self.mins[p].add(pair * 16).cast());
-                        mins = L::dot2::<false>(mins, min, L::repeat(self.row_sums[i].add(pair).cast()));
-                    }
-                    let sums = self.sums.add((2 * i + p) * 16);
-                    let (row, sum) = (self.row_scales.add(i), L::load_f32(sums));
-                    let mins = (K::MINS > 0).then_some(mins);
-                    L::store_f32(sums, scale_int::<L>(all[p][i], mins, scales, row, sum));
+            let scales = [L::load_f32(self.scales[p]), L::load_f32(self.scales[p].add(16))];
+            for i in 0..T {
+                let mut mins = L::words(0);
+                for pair in 0..K::MINS {
+                    let min = L::load(self.mins[p].add(pair * 16).cast());
+                    mins = L::dot2::<false>(mins, min, L::repeat(self.row_sums[i].add(pair).cast()));
                 }
+                let sums = self.sums.add((2 * i + p) * 16);
+                let (row, sum) = (self.row_scales.add(i), L::load_f32(sums));
+                let mins = (K::MINS > 0).then_some(mins);
+                L::store_f32(sums, scale_int::<L>(all[i], mins, scales, row, sum));
             }
         }
     }

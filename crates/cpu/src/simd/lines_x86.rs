@@ -1,7 +1,8 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
-use super::{Avx2, Avx512, AvxVnni, IntKind, IntTile, Lines, RunKind, Tile, Work};
+use super::{Avx2, Avx512, AvxVnni, IntKind, IntTile, Lines, RunKind, StepKind, Tile, Work};
 
 impl Lines for Avx512 {
     type I = __m512i;
@@ -149,14 +150,15 @@ unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
 /// Implements [`Lines`] with a line in two 32-byte registers. `$dot` multiplies one of them. `$more` are methods for which the
 /// default is not the best.
 macro_rules! two_registers {
-    ($simd:ty, $features:literal, $biased:expr, $dot:ident $(, $more:item)*) => {
+    ($simd:ty, $features:literal, $biased:expr, $gemm_rows:literal, $dot:ident $(, $more:item)*) => {
         impl Lines for $simd {
             type I = [__m256i; 2];
             type F = [__m256; 2];
 
             const BIASED: bool = $biased;
             const GEMV_MAX_ROWS: usize = 4;
-            const GEMM_ROWS: usize = 1;
+            const GEMM_ROWS: usize = $gemm_rows;
+            const GEMM_ROWS_OF_SHORT_SUMS: usize = if $gemm_rows > 2 { 2 } else { $gemm_rows };
             // A pair would leave no register for the weights.
             const GEMM_PANELS_F32: usize = 1;
             const GEMM_ROWS_F32: usize = 6;
@@ -290,6 +292,7 @@ two_registers!(
     Avx2,
     "avx2,fma,f16c",
     false,
+    4,
     dot_avx2,
     #[inline(always)]
     unsafe fn dot_groups<const N: usize>(
@@ -304,9 +307,19 @@ two_registers!(
                 groups_avx2(sum[1], w.map(|w| w[1]), a.map(|a| a[1])),
             ]
         }
+    },
+    #[inline(always)]
+    unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
+        // SAFETY: the caller upholds this function's contract.
+        unsafe { tile_avx2::<K, T>(t) }
+    },
+    #[inline(always)]
+    unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
+        // SAFETY: the caller upholds this function's contract.
+        unsafe { int_tile_avx2::<K, T>(t) }
     }
 );
-two_registers!(AvxVnni, "avx2,fma,f16c,avxvnni", true, dot_vnni);
+two_registers!(AvxVnni, "avx2,fma,f16c,avxvnni", true, 1, dot_vnni);
 
 /// Dot products of bytes through i16 pairs, which cannot overflow: codes below 128 times signed bytes, or magnitudes up
 /// to 128 times signed bytes above -128.
@@ -339,5 +352,203 @@ unsafe fn groups_avx2<const N: usize>(sum: __m256i, w: [__m256i; N], a: [__m256i
             pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[n], a[n]));
         }
         _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    }
+}
+
+/// Sums of `T` rows with one panel.
+type PanelSums<const T: usize> = [[__m256i; 2]; T];
+
+/// Sums of products with groups of four inputs in pairs of 16 bits: lines of codes times four bytes of each row. In assembly, as
+/// the compiler would load rows early and spill sums.
+macro_rules! sum_pairs {
+    ($codes:ident, $rows:ident, $first:literal $($g:literal)*) => {{
+        let mut pairs = [[_mm256_setzero_si256(); 2]; T];
+        let w = [0, 32].map(|at| _mm256_load_si256($codes.add(64 * $first + at).cast()));
+        for i in 0..T {
+            asm!(
+                "vpbroadcastd {second}, dword ptr [{row} + {at}]",
+                "vpmaddubsw {first}, {w}, {second}",
+                "vpmaddubsw {second}, {x}, {second}",
+                row = in(reg) $rows[i],
+                at = const 4 * $first,
+                first = out(ymm_reg) pairs[i][0],
+                second = out(ymm_reg) pairs[i][1],
+                w = in(ymm_reg) w[0],
+                x = in(ymm_reg) w[1],
+                options(readonly, nostack, preserves_flags),
+            );
+        }
+        $(
+            let w = [0, 32].map(|at| _mm256_load_si256($codes.add(64 * $g + at).cast()));
+            for i in 0..T {
+                asm!(
+                    "vpbroadcastd {a}, dword ptr [{row} + {at}]",
+                    "vpmaddubsw {product}, {w}, {a}",
+                    "vpmaddubsw {a}, {x}, {a}",
+                    "vpaddw {first}, {first}, {product}",
+                    "vpaddw {second}, {second}, {a}",
+                    a = out(ymm_reg) _,
+                    product = out(ymm_reg) _,
+                    row = in(reg) $rows[i],
+                    at = const 4 * $g,
+                    first = inout(ymm_reg) pairs[i][0],
+                    second = inout(ymm_reg) pairs[i][1],
+                    w = in(ymm_reg) w[0],
+                    x = in(ymm_reg) w[1],
+                    options(readonly, nostack, preserves_flags),
+                );
+            }
+        )*
+        pairs
+    }};
+}
+
+/// Adds products of signed bytes to sums of words: as [`dot_avx2`], the absolute values taken once for all rows.
+macro_rules! add_wide {
+    ($int_sums:ident, $codes:ident, $rows:ident, $ones:ident, $($g:literal)*) => {
+        $(
+            let w = [0, 32].map(|at| _mm256_load_si256($codes.add(64 * $g + at).cast()));
+            let size = w.map(|w| _mm256_abs_epi8(w));
+            for i in 0..T {
+                asm!(
+                    "vpbroadcastd {a}, dword ptr [{row} + {at}]",
+                    "vpsignb {product}, {a}, {w}",
+                    "vpsignb {a}, {a}, {x}",
+                    "vpmaddubsw {product}, {size_of_w}, {product}",
+                    "vpmaddubsw {a}, {size_of_x}, {a}",
+                    "vpmaddwd {product}, {product}, {ones}",
+                    "vpmaddwd {a}, {a}, {ones}",
+                    "vpaddd {first}, {first}, {product}",
+                    "vpaddd {second}, {second}, {a}",
+                    a = out(ymm_reg) _,
+                    product = out(ymm_reg) _,
+                    row = in(reg) $rows[i],
+                    at = const 4 * $g,
+                    first = inout(ymm_reg) $int_sums[i][0],
+                    second = inout(ymm_reg) $int_sums[i][1],
+                    w = in(ymm_reg) w[0],
+                    x = in(ymm_reg) w[1],
+                    size_of_w = in(ymm_reg) size[0],
+                    size_of_x = in(ymm_reg) size[1],
+                    ones = in(ymm_reg) $ones,
+                    options(readonly, nostack, preserves_flags),
+                );
+            }
+        )*
+    };
+}
+
+/// Products of `K::GROUPS` groups of four inputs with small codes, summed in pairs in 16 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn pairs_of_groups<K: StepKind, const T: usize>(
+    codes: *const u8,
+    rows: [*const u8; T],
+) -> PanelSums<T> {
+    // SAFETY: the caller guarantees the lines and the bytes.
+    unsafe {
+        match K::GROUPS {
+            1 => sum_pairs!(codes, rows, 0),
+            2 => sum_pairs!(codes, rows, 0 1),
+            4 => sum_pairs!(codes, rows, 0 1 2 3),
+            _ => sum_pairs!(codes, rows, 0 1 2 3 4 5 6 7),
+        }
+    }
+}
+
+/// Adds the products of a step to integer sums: the lines of a panel at `codes` times rows with bytes at `rows`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn add_step<K: StepKind, const T: usize>(
+    int_sums: &mut PanelSums<T>,
+    codes: *const u8,
+    rows: [*const u8; T],
+) {
+    let ones = _mm256_set1_epi16(1);
+    // SAFETY: the caller guarantees the lines and the bytes.
+    unsafe {
+        if const { K::WIDE } {
+            add_wide!(int_sums, codes, rows, ones, 0 1 2 3);
+            if const { K::STEP == 32 } {
+                add_wide!(int_sums, codes, rows, ones, 4 5 6 7);
+            }
+            return;
+        }
+        for first in (0..K::STEP / 4).step_by(K::GROUPS) {
+            let pairs = pairs_of_groups::<K, T>(codes.add(64 * first), rows.map(|p| p.add(4 * first)));
+            for i in 0..T {
+                for half in 0..2 {
+                    let sums = _mm256_madd_epi16(pairs[i][half], ones);
+                    int_sums[i][half] = _mm256_add_epi32(int_sums[i][half], sums);
+                }
+            }
+        }
+    }
+}
+
+/// As `Tile::add`, one panel after the other: the sums of four rows and the weights fit into registers, and a line of weights is
+/// loaded once for four rows.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile_avx2<K: RunKind, const T: usize>(t: &Tile<T>) {
+    // SAFETY: there are lines, bytes, scales and sums for each run; the caller guarantees the instruction set.
+    unsafe {
+        for p in 0..2 {
+            let mut sums = [Avx2::splat(0.0); T];
+            for run in 0..t.runs {
+                let mut int_sums: PanelSums<T> = std::array::from_fn(|i| match K::MINS {
+                    true => Avx2::words(0),
+                    false => Avx2::repeat(t.row_sums[i].add(run).cast()),
+                });
+                let (codes, rows) =
+                    (t.codes[p].add(run * K::STEP * 16), t.rows.map(|r| r.add(run * K::STEP)));
+                add_step::<K, T>(&mut int_sums, codes, rows);
+                t.scale_panel::<Avx2, K>(p, run, &int_sums, &mut sums);
+            }
+            t.store_panel::<Avx2>(p, &sums);
+        }
+    }
+}
+
+/// The products of a run, which are summed at once.
+struct OfRun<K>(PhantomData<K>);
+
+impl<K: IntKind> StepKind for OfRun<K> {
+    const STEP: usize = K::RUN;
+    const WIDE: bool = K::WIDE;
+    const GROUPS: usize = K::RUN_GROUPS;
+}
+
+/// As `IntTile::add`, one panel after the other. With minimums, pairs in 16 bits are multiplied by the factor of their run.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn int_tile_avx2<K: IntKind, const T: usize>(t: &IntTile<T>) {
+    // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
+    unsafe {
+        for p in 0..2 {
+            let mut all = [Avx2::words(0); T];
+            if const { K::MINS > 0 } {
+                for run in 0..IntTile::<T>::steps::<K>() * K::STEP / K::RUN {
+                    let by = Avx2::load(t.by[p].add(run * (K::RUN / K::STEP) * 16).cast());
+                    // The factor in both halves of each word.
+                    let by = Avx2::or(by, Avx2::left::<16>(by));
+                    for first in (run * K::RUN / 4..(run + 1) * K::RUN / 4).step_by(K::RUN_GROUPS) {
+                        let (codes, rows) = (t.codes[p].add(64 * first), t.rows.map(|r| r.add(4 * first)));
+                        let pairs = pairs_of_groups::<OfRun<K>, T>(codes, rows);
+                        for i in 0..T {
+                            all[i] = Avx2::dot2::<false>(all[i], pairs[i], by);
+                        }
+                    }
+                }
+            } else {
+                for step in 0..IntTile::<T>::steps::<K>() {
+                    let mut int_sums: PanelSums<T> =
+                        std::array::from_fn(|i| Avx2::repeat(t.row_sums[i].add(step).cast()));
+                    let first = step * K::STEP / 4;
+                    let (codes, rows) = (t.codes[p].add(64 * first), t.rows.map(|r| r.add(4 * first)));
+                    add_step::<K, T>(&mut int_sums, codes, rows);
+                    t.multiply_panel::<Avx2, K>(p, step, &int_sums, &mut all);
+                }
+            }
+            t.scale_panel::<Avx2, K>(p, &all);
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::{Block, F16};
 pub enum Scales {
     /// None: the weights are floats.
     Plain,
-    /// One f32 for each run of FP8 codes, divided by [`F8::TOO_LARGE`](crate::F8::TOO_LARGE).
+    /// One f32 for each run of FP8 codes, multiplied by [`F8::OF_HALF`](crate::F8::OF_HALF).
     PlainF32,
     /// One f16 scale per run.
     F16,

@@ -19,8 +19,11 @@ pub struct F8 {
 }
 
 impl F8 {
-    /// Factor by which kernels read codes too large, so that no intermediate value is subnormal.
-    pub const TOO_LARGE: f32 = 256.0;
+    /// Value of a code over that of an `f16` with its bits: the sign on top, the others behind a zero. Kernels widen codes so.
+    pub const OF_HALF: f32 = 256.0;
+
+    /// Factor by which [`F8::magnified`] is too large.
+    const MAGNIFIED: f32 = 256.0;
 
     /// 256 times the magnitude of a code. Written so that it vectorizes, and so that no operand is subnormal: those are
     /// slow.
@@ -43,7 +46,7 @@ impl F8 {
     /// Value of a code.
     #[inline(always)]
     pub fn value(q: u8) -> f32 {
-        let magnitude = Self::magnified(q) / Self::TOO_LARGE;
+        let magnitude = Self::magnified(q) / Self::MAGNIFIED;
         f32::from_bits(magnitude.to_bits() | u32::from(q & 0x80) << 24)
     }
 }
@@ -119,6 +122,6 @@ impl Coded for F8 {
     }
 
     fn write_scales(&self, to: &mut impl ScaleSink) {
-        to.f32(self.d.get() / F8::TOO_LARGE);
+        to.f32(self.d.get() * F8::OF_HALF);
     }
 }

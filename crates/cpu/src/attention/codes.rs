@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     fn value(code: F8) -> f32 {
-        code.half().to_f32() * F8::TOO_LARGE
+        code.half().to_f32() * F8::OF_HALF
     }
 
     fn all() -> impl Iterator<Item = F8> {

@@ -145,7 +145,7 @@ impl<'a> Pages<'a> {
     fn scaled(&self, page: usize) -> Option<(&'a [u8], f32)> {
         match self {
             Pages::I8(m) => Some((bytemuck::cast_slice(m.row(page)), 1.0)),
-            Pages::F8(m) => Some((bytemuck::cast_slice(m.row(page)), F8::TOO_LARGE)),
+            Pages::F8(m) => Some((bytemuck::cast_slice(m.row(page)), F8::OF_HALF)),
             _ => None,
         }
     }

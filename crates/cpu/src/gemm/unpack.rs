@@ -461,8 +461,8 @@ pub(super) unsafe fn pairs<L: Lines>(p: *const u8) -> [L::F; 2] {
     }
 }
 
-/// FP8 (E4M3) codes, one for each row, times their scales. Codes are decoded too large by `F8::TOO_LARGE`, by which
-/// packed scales are divided.
+/// FP8 (E4M3) codes, one for each row, times their scales. Codes are widened too small by the factor that packed scales are too
+/// large.
 ///
 /// # Safety
 ///
@@ -470,14 +470,7 @@ pub(super) unsafe fn pairs<L: Lines>(p: *const u8) -> [L::F; 2] {
 #[inline(always)]
 pub(super) unsafe fn float<L: Lines>(codes: *const u8, scales: *const u8) -> L::F {
     // SAFETY: the caller upholds the same contract.
-    unsafe {
-        let q = L::widen_u8(codes);
-        let sign = L::left::<24>(L::and(q, L::words(0x80)));
-        let exponent = L::left::<20>(L::and(q, L::words(0x7f)));
-        let x = L::from_bits(L::or(exponent, L::words(0x4000_0000)));
-        let y = L::fma(x, L::splat(2.0), L::splat(-4.0));
-        L::mul(L::min(x, y), L::from_bits(L::xor(L::load(scales), sign)))
-    }
+    unsafe { L::mul(L::widen_f8(codes), L::from_bits(L::load(scales))) }
 }
 
 /// `w = scale * (code - bias) - min`, rounded as the format says.

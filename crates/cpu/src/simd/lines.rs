@@ -77,8 +77,6 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn from_bits(a: Self::I) -> Self::F;
 
     unsafe fn splat(x: f32) -> Self::F;
-    /// Lane-wise minimum.
-    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn load_f32(p: *const f32) -> Self::F;
     unsafe fn store_f32(p: *mut f32, v: Self::F);
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
@@ -87,6 +85,8 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Loads 16 f16 values.
     unsafe fn widen_f16(p: *const u8) -> Self::F;
+    /// Loads 16 FP8 (E4M3) codes as floats, each divided by [`F8::OF_HALF`](super::F8::OF_HALF).
+    unsafe fn widen_f8(p: *const u8) -> Self::F;
     /// Loads 16 unsigned bytes as words.
     unsafe fn widen_u8(p: *const u8) -> Self::I;
     /// Loads 16 signed bytes as words.

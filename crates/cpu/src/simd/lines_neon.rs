@@ -2,7 +2,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::neon::widen;
-use super::{Lines, Neon, Work};
+use super::{F8, Lines, Neon, Work};
 
 /// A line.
 type I = [uint32x4_t; 4];
@@ -83,12 +83,18 @@ impl Lines for Neon {
             }
         }
         fn mul(a: F, b: F) -> F { four!(vmulq_f32(a, b)) }
-        fn min(a: F, b: F) -> F { four!(vminq_f32(a, b)) }
         fn sub(a: F, b: F) -> F { four!(vsubq_f32(a, b)) }
         fn fma(a: F, b: F, c: F) -> F { four!(vfmaq_f32(c, a, b)) }
         fn widen_f16(p: *const u8) -> F {
             let (low, high) = (vld1q_u8(p), vld1q_u8(p.add(16)));
             let (low, high) = (vreinterpretq_u16_u8(low), vreinterpretq_u16_u8(high));
+            let quarters = [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)];
+            four!(widen(quarters))
+        }
+        fn widen_f8(p: *const u8) -> F {
+            let bytes = vld1q_s8(p.cast());
+            let words = [vshll_n_s8::<7>(vget_low_s8(bytes)), vshll_high_n_s8::<7>(bytes)];
+            let [low, high] = words.map(|w| vandq_u16(vreinterpretq_u16_s16(w), vdupq_n_u16(F8::BITS)));
             let quarters = [vget_low_u16(low), vget_high_u16(low), vget_low_u16(high), vget_high_u16(high)];
             four!(widen(quarters))
         }

@@ -1,6 +1,6 @@
 use half::f16;
 
-use super::{Lines, Scalar, Work};
+use super::{F8, Lines, Scalar, Work};
 
 /// 16 lanes of plain arithmetic.
 const N: usize = 16;
@@ -162,11 +162,6 @@ impl Lines for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn min(a: [f32; N], b: [f32; N]) -> [f32; N] {
-        each(|i| a[i].min(b[i]))
-    }
-
-    #[inline(always)]
     unsafe fn sub(a: [f32; N], b: [f32; N]) -> [f32; N] {
         each(|i| a[i] - b[i])
     }
@@ -187,6 +182,13 @@ impl Lines for Scalar {
         let halves = unsafe { p.cast::<[u16; N]>().read_unaligned() };
         // As a loop this is slower by a sixth.
         std::array::from_fn(|i| f16::from_bits(halves[i]).to_f32_const())
+    }
+
+    #[inline(always)]
+    unsafe fn widen_f8(p: *const u8) -> [f32; N] {
+        // SAFETY: by the trait's contract, 16 codes are valid.
+        let codes = unsafe { p.cast::<[F8; N]>().read_unaligned() };
+        std::array::from_fn(|i| codes[i].half().to_f32_const())
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
-use super::{Avx2, Avx512, AvxVnni, IntKind, IntTile, Lines, RunKind, StepKind, Tile, Work};
+use super::{Avx2, Avx512, AvxVnni, F8, IntKind, IntTile, Lines, RunKind, StepKind, Tile, Work};
 
 impl Lines for Avx512 {
     type I = __m512i;
@@ -45,9 +45,9 @@ impl Lines for Avx512 {
         fn store_f32(p: *mut f32, v: __m512) -> () { _mm512_storeu_ps(p, v) }
         fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
         fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
-        fn min(a: __m512, b: __m512) -> __m512 { _mm512_min_ps(a, b) }
         fn fma(a: __m512, b: __m512, c: __m512) -> __m512 { _mm512_fmadd_ps(a, b, c) }
         fn widen_f16(p: *const u8) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+        fn widen_f8(p: *const u8) -> __m512 { _mm512_cvtph_ps(halves(p)) }
         fn widen_u8(p: *const u8) -> __m512i { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
         fn widen_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
         fn pairs_i8(p: *const u8) -> __m512i { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
@@ -66,6 +66,15 @@ impl Lines for Avx512 {
         // SAFETY: the caller upholds this function's contract.
         unsafe { int_tile::<K, T>(t) }
     }
+}
+
+/// The bits of 16 FP8 codes as those of f16 numbers, as [`F8::half`].
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn halves(p: *const u8) -> __m256i {
+    // SAFETY: the caller guarantees 16 codes.
+    let words = unsafe { _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast()))) };
+    _mm256_and_si256(words, _mm256_set1_epi16(F8::BITS as i16))
 }
 
 /// `vpdpwssd` in assembly: the compiler would split it into two instructions to shorten the dependency chain.
@@ -250,9 +259,6 @@ macro_rules! two_registers {
                 fn mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
                     [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
                 }
-                fn min(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
-                    [_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])]
-                }
                 fn sub(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
                     [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])]
                 }
@@ -263,6 +269,13 @@ macro_rules! two_registers {
                     [
                         _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
                         _mm256_cvtph_ps(_mm_loadu_si128(p.add(16).cast())),
+                    ]
+                }
+                fn widen_f8(p: *const u8) -> [__m256; 2] {
+                    let halves = halves(p);
+                    [
+                        _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                        _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
                     ]
                 }
                 fn widen_u8(p: *const u8) -> [__m256i; 2] {

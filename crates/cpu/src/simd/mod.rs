@@ -88,7 +88,7 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn load_f16(p: *const u16) -> Self::V;
     /// `LANES` elements of bf16.
     unsafe fn load_bf16(p: *const u16) -> Self::V;
-    /// `LANES` elements of f8, each divided by [`F8::TOO_LARGE`].
+    /// `LANES` elements of f8, each divided by [`F8::OF_HALF`].
     unsafe fn load_f8(p: *const F8) -> Self::V;
     /// `LANES` elements.
     unsafe fn store(p: *mut f32, v: Self::V);
@@ -180,9 +180,9 @@ pub(crate) struct F8(pub u8);
 impl F8 {
     /// Codes are read as f16 with exponent and mantissa bits aligned. The f16 exponent bias is larger by 8, so the
     /// result must be multiplied by this. Subnormals come out right too.
-    pub(crate) const TOO_LARGE: f32 = 256.0;
+    pub(crate) const OF_HALF: f32 = tallow_quant::F8::OF_HALF;
 
-    /// The code's bits as an f16, too small by [`F8::TOO_LARGE`].
+    /// The code's bits as an f16, too small by [`F8::OF_HALF`].
     #[inline(always)]
     pub(crate) fn half(self) -> f16 {
         // Sign extension leaves the sign in two bits; the mask keeps one.

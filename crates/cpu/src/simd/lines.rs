@@ -21,7 +21,7 @@ pub(crate) trait Lines: Copy + 'static {
     /// Most rows for which weights of signed bytes take GEMV: more where it saves work that GEMM does for each row, since
     /// there is nothing to unpack.
     const GEMV_MAX_ROWS_OF_BYTES: usize = Self::GEMV_MAX_ROWS;
-    /// Rows of x per GEMM register tile with a pair of panels, in integers.
+    /// Rows of x per GEMM register tile, in integers.
     const GEMM_ROWS: usize;
     /// The same where sums of fewer than 32 inputs are multiplied by integers, which takes registers of its own.
     const GEMM_ROWS_OF_SHORT_SUMS: usize = Self::GEMM_ROWS;

@@ -156,8 +156,8 @@ unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
     }
 }
 
-/// Implements [`Lines`] with a line in two 32-byte registers. `$dot` multiplies one of them. `$more` are methods for which the
-/// default is not the best.
+/// Implements [`Lines`] with a line in two 32-byte registers. A GEMM tile has `$gemm_rows` rows. `$dot` multiplies one register.
+/// `$more` are methods for which the default is not the best.
 macro_rules! two_registers {
     ($simd:ty, $features:literal, $biased:expr, $gemm_rows:literal, $dot:ident $(, $more:item)*) => {
         impl Lines for $simd {
@@ -172,9 +172,8 @@ macro_rules! two_registers {
             const GEMM_PANELS_F32: usize = 1;
             const GEMM_ROWS_F32: usize = 6;
             const SUMS_IN_16_BITS: bool = !$biased;
-            // Without a bias their absolute values are multiplied, which GEMV takes once for several rows. With more rows no
-            // gain shows.
-            const GEMV_MAX_ROWS_OF_BYTES: usize = if $biased { Self::GEMV_MAX_ROWS } else { 64 };
+            // Without a bias their absolute values are multiplied, which GEMV takes as they pass. From 16 rows on GEMM is faster.
+            const GEMV_MAX_ROWS_OF_BYTES: usize = if $biased { Self::GEMV_MAX_ROWS } else { 12 };
 
             outlined!($features);
 

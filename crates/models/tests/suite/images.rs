@@ -564,16 +564,19 @@ fn bad_files_are_refused() {
     }
     let said: Vec<String> = [files[1], files[4]].map(|file| decode(file).unwrap_err().to_string()).into();
     insta::assert_snapshot!(said.join("\n"));
-    let long = pictures(224, processing(224)).picture(tallow_media::image::resize::Picture {
-        width: 30_000,
-        height: 1,
-        bytes: vec![0; 90_000],
-    });
-    assert_eq!(long.unwrap_err().to_string(), "it is too long and narrow");
+    let picture = |width: usize, height: usize| tallow_media::image::resize::Picture {
+        width,
+        height,
+        bytes: vec![0; 3 * width * height],
+    };
+    // Resized it would have 1.5 billion pixels, of which the crop leaves a few.
+    assert!(pictures(224, processing(224)).picture(picture(30_000, 1)).is_ok());
+    let square = json!({ "size": { "height": 224, "width": 224 }, "do_center_crop": false });
+    let long = pictures(224, square).picture(picture(1, 300_000));
+    assert_eq!(long.err().unwrap().to_string(), "it is too long and narrow");
     let as_is = pictures(8, json!({ "do_resize": false, "do_center_crop": false }));
-    let wrong = tallow_media::image::resize::Picture { width: 9, height: 8, bytes: vec![0; 216] };
     assert_eq!(
-        as_is.picture(wrong).unwrap_err().to_string(),
+        as_is.picture(picture(9, 8)).err().unwrap().to_string(),
         "it has 9 x 8 pixels; the model takes 8 x 8, and its settings do not resize"
     );
 }

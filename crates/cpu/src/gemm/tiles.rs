@@ -143,6 +143,7 @@ impl<L: Lines, K: RunKind> RowKernel<GemmTask<'_>> for RunTile<L, K> {
 struct IntScaleTile<L, F>(PhantomData<(L, F)>);
 
 impl<L: Lines, F: HasPackedKind> RowKernel<GemmTask<'_>> for IntScaleTile<L, F> {
+    // Eight groups are sums of 32 inputs.
     const MAX_ROWS: usize = if F::SHAPE.has_mins() && Kind::<F>::RUN_GROUPS == 8 {
         L::GEMM_ROWS
     } else {

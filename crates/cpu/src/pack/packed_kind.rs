@@ -75,6 +75,20 @@ macro_rules! define {
 
 packed_kinds! { [define] () }
 
+/// GEMM sums pairs of products over 16 inputs in 16 bits where runs have float scales (`NarrowRuns`).
+const _: () = {
+    let mut i = 0;
+    while i < PackedKind::ALL.len() {
+        let shape = PackedKind::ALL[i].shape();
+        let others = shape.is_plain() || shape.is_wide() || shape.has_int_scales();
+        assert!(
+            others || shape.value_bits <= 5,
+            "sums of pairs would overflow: it needs a kind of runs with fewer groups"
+        );
+        i += 1;
+    }
+};
+
 impl PackedKind {
     /// The kind of a format's packed weights. Fails the build if kernels are compiled for none.
     pub(crate) const fn of(format: Format, coding: &Coding) -> PackedKind {

@@ -200,7 +200,7 @@ impl<B: Backend> BatchWorker for Engine<B> {
 
     fn took(&mut self, batch: &Batch, time: Duration) {
         if batch.parts.iter().all(|part| part.tokens.len() == 1 + part.drafted) {
-            self.scheduler.step_took(service::Batch::tokens(batch), time);
+            self.scheduler.step_took(batch.parts.len(), service::Batch::tokens(batch), time);
         }
     }
 

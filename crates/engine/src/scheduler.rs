@@ -378,8 +378,8 @@ impl Scheduler {
     }
 
     /// Learns how long a step took in which all sequences decode.
-    pub fn step_took(&mut self, tokens: usize, time: Duration) {
-        self.limits.drafts.iter_mut().for_each(|drafts| drafts.step.learn(tokens, time));
+    pub fn step_took(&mut self, sequences: usize, tokens: usize, time: Duration) {
+        self.limits.drafts.iter_mut().for_each(|drafts| drafts.step.learn(sequences, tokens, time));
     }
 
     /// Records a step that is under way: what is asked of the scheduler before [`commit`](Self::commit) concerns the tokens

@@ -102,7 +102,7 @@ pub fn draft_costs<B: Backend>(
     })?;
     let Some(step) = step else { return Ok(None) };
     let Some(context) = runner.draft_context() else {
-        return Ok(Some(DraftCosts { step, model: None }));
+        return Ok(Some(DraftCosts::new(step, None)));
     };
     let mtp = runner.has_mtp();
     let guess = step_cost(most.min(context.saturating_sub(start)), |tokens| {
@@ -116,7 +116,7 @@ pub fn draft_costs<B: Backend>(
         runner.guess(&batch)?;
         Ok(now.elapsed())
     })?;
-    Ok(Some(DraftCosts { step, model: guess.map(|step| DraftModelCost { step, context, mtp }) }))
+    Ok(Some(DraftCosts::new(step, guess.map(|step| DraftModelCost { step, context, mtp }))))
 }
 
 /// Costs of steps of up to `most` tokens. Those of four tokens are timed however long they take, others for

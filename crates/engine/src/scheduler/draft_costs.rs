@@ -8,12 +8,15 @@ const MARGIN: f32 = 1.25;
 const SPEED: f32 = 0.1;
 /// Weight of the newest step in the cost of its size.
 const SIZE: f32 = 0.02;
+/// How much of what was learned of a size is forgotten in each step that has another. Where drafts are believed to be too
+/// dear there are none, so nothing else would ever correct that.
+const FORGET: f32 = 0.001;
 
 /// Costs of speculative decoding. Drafts are made only where they are worth it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftCosts {
     /// A step of the model.
-    pub step: StepCost,
+    pub(super) step: StepCosts,
     /// The draft model or MTP layer, if there is one.
     pub model: Option<DraftModelCost>,
 }
@@ -29,6 +32,12 @@ pub struct DraftModelCost {
     pub mtp: bool,
 }
 
+/// Cost of a step by its numbers of sequences and of tokens: four tokens of one sequence cost less than one of each of four,
+/// whose caches and samplers differ. Each step corrects what is believed of steps with about as many sequences: a power
+/// of two and more.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct StepCosts([StepCost; 7]);
+
 /// Cost of a step by its number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepCost {
@@ -39,8 +48,31 @@ pub enum StepCost {
         /// Cost of each further token.
         more: f32,
     },
-    /// Seconds of the sizes [`StepCost::SIZES`]; others lie on the lines between. Each step corrects them.
-    Measured([f32; StepCost::SIZES.len()]),
+    /// Seconds of the sizes [`StepCost::SIZES`]; others lie on the lines between.
+    Measured {
+        /// Corrected by each step.
+        now: [f32; StepCost::SIZES.len()],
+        /// When the model was loaded.
+        at_load: [f32; StepCost::SIZES.len()],
+    },
+}
+
+impl StepCosts {
+    /// Cost of a step with `tokens` tokens of `sequences` sequences.
+    pub(super) fn of(&self, sequences: usize, tokens: usize) -> f32 {
+        self.0[self.place(sequences)].of(tokens)
+    }
+
+    /// Learns from the time of a step. A change of the machine's speed changes the costs for any number of sequences.
+    pub(super) fn learn(&mut self, sequences: usize, tokens: usize, time: Duration) {
+        let place = self.place(sequences);
+        let speed = self.0[place].learn(tokens, time);
+        self.0.iter_mut().enumerate().filter(|(i, _)| *i != place).for_each(|(_, step)| step.scale(speed));
+    }
+
+    fn place(&self, sequences: usize) -> usize {
+        (sequences.max(1).ilog2() as usize).min(self.0.len() - 1)
+    }
 }
 
 impl StepCost {
@@ -57,31 +89,44 @@ impl StepCost {
             costs[i] = cost;
             rise(&mut costs, i);
         }
-        Some(StepCost::Measured(costs))
+        Some(StepCost::Measured { now: costs, at_load: costs })
     }
 
     /// Cost of a step with `tokens` tokens.
     pub fn of(&self, tokens: usize) -> f32 {
         match self {
             StepCost::Known { first, more } => first + more * (tokens.saturating_sub(1)) as f32,
-            StepCost::Measured(costs) => line(segment(tokens), costs, tokens),
+            StepCost::Measured { now, .. } => line(segment(tokens), now, tokens),
         }
     }
 
-    /// Learns from the time of a step. What differs from the expectation is taken for a change of the machine's speed first, and
-    /// for a wrong cost of such sizes then. Single steps that were disturbed count for little.
-    pub(super) fn learn(&mut self, tokens: usize, time: Duration) {
+    /// Learns from the time of a step, and returns by how much the machine was slower. What differs from the expectation is taken for a
+    /// change of its speed first, and for a wrong cost of such sizes then. Single steps that were disturbed count for little.
+    pub(super) fn learn(&mut self, tokens: usize, time: Duration) -> f32 {
         let ratio = (time.as_secs_f32() / self.of(tokens)).clamp(0.5, 1.5);
-        let StepCost::Measured(costs) = self else { return };
         let speed = 1.0 + SPEED * (ratio - 1.0);
-        costs.iter_mut().for_each(|cost| *cost *= speed);
+        self.scale(speed);
+        let StepCost::Measured { now, at_load } = self else { return speed };
         let i = segment(tokens);
-        let error = line(i, costs, tokens) * (ratio / speed - 1.0);
+        let error = line(i, now, tokens) * (ratio / speed - 1.0);
         let (from, to) = (StepCost::SIZES[i] as f32, StepCost::SIZES[i + 1] as f32);
         let share = ((tokens as f32 - from) / (to - from)).clamp(0.0, 1.0);
-        costs[i] += SIZE * (1.0 - share) * error;
-        costs[i + 1] += SIZE * share * error;
-        (1..costs.len()).for_each(|i| rise(costs, i));
+        let mut shares = [0.0; StepCost::SIZES.len()];
+        (shares[i], shares[i + 1]) = (1.0 - share, share);
+        for (place, share) in shares.into_iter().enumerate() {
+            now[place] += SIZE * share * error;
+            let forgotten = now[0] * at_load[place] / at_load[0];
+            now[place] += FORGET * (1.0 - share) * (forgotten - now[place]);
+        }
+        (1..now.len()).for_each(|i| rise(now, i));
+        speed
+    }
+
+    /// Changes the costs of all sizes alike.
+    fn scale(&mut self, factor: f32) {
+        if let StepCost::Measured { now, .. } = self {
+            now.iter_mut().for_each(|cost| *cost *= factor);
+        }
     }
 }
 
@@ -103,11 +148,17 @@ fn line(i: usize, costs: &[f32], tokens: usize) -> f32 {
 }
 
 impl DraftCosts {
+    /// By the costs of a step of the model, and of its draft model.
+    pub fn new(step: StepCost, model: Option<DraftModelCost>) -> DraftCosts {
+        // The same for any number of sequences, until steps show otherwise.
+        DraftCosts { step: StepCosts([step; 7]), model }
+    }
+
     /// Probability with which the guess number `at` of each of `count` sequences must be right to pay: the cost of `count`
     /// tokens more in a step, in addition to that of a step which brings as many. `again`: the token before a wrong guess is
     /// computed again (recurrent states).
     pub(super) fn of_guess(&self, count: usize, at: usize, again: bool) -> f32 {
-        let step = |each: usize| self.step.of(count * each);
+        let step = |each: usize| self.step.of(count, count * each);
         let cost = (step(at + 1) - step(at)) / step(1);
         MARGIN * pays(cost, if again { cost } else { 0.0 })
     }
@@ -121,8 +172,8 @@ impl DraftCosts {
         at: usize,
         again: bool,
     ) -> f32 {
-        let step = |guesses: usize| self.step.of(count + some * guesses);
-        let each = |cost: f32| cost / some as f32 / (self.step.of(count) / count as f32);
+        let step = |guesses: usize| self.step.of(count, count + some * guesses);
+        let each = |cost: f32| cost / some as f32 / (step(0) / count as f32);
         let token = each(step(at) - step(at - 1));
         MARGIN * pays(token + each(model.step.of(some)), if again { token } else { 0.0 })
     }
@@ -165,7 +216,7 @@ mod tests {
     #[test]
     fn a_guess_must_be_as_likely_as_it_is_dear() {
         let step = StepCost::Known { first: 1.0, more: 0.1 };
-        let costs = DraftCosts { step, model: None };
+        let costs = DraftCosts::new(step, None);
         close(costs.of_guess(1, 1, false), MARGIN * 0.1);
         close(costs.of_guess(1, 5, false), MARGIN * 0.1);
         // Where it is wrong it costs that once more: right with p, it brings p and costs 0.1 + 0.1 (1 - p).
@@ -179,6 +230,43 @@ mod tests {
         close(costs.of_model_guess(&model, 8, 8, 2, false), MARGIN * (0.8 + 0.55) / 1.7);
         // One of eight has the draft model's step to itself.
         close(costs.of_model_guess(&model, 8, 1, 1, false), MARGIN * 8.0 * (0.1 + 0.2) / 1.7);
+    }
+
+    /// Eight sequences of a token each cost more than eight tokens of one: that says nothing of drafts for one.
+    #[test]
+    fn costs_are_learned_by_the_number_of_sequences() {
+        let at_load = [100, 130, 250, 730];
+        let mut costs = DraftCosts::new(measured(&at_load), None);
+        let fresh = costs.of_guess(1, 3, false);
+        for _ in 0..300 {
+            costs.step.learn(8, 8, Duration::from_millis(400));
+            costs.step.learn(8, 16, Duration::from_millis(900));
+        }
+        let near =
+            |got: f32, expected: f32| assert!((got / expected - 1.0).abs() < 0.1, "{got}, not {expected}");
+        near(costs.step.of(8, 16), 0.9);
+        near(costs.step.of(11, 8), 0.4);
+        for _ in 0..30 {
+            costs.step.learn(1, 1, Duration::from_millis(100));
+        }
+        close(costs.of_guess(1, 3, false), fresh);
+        // More sequences than slots are measured for.
+        costs.step.learn(4096, 4096, Duration::from_secs(60));
+        assert!(costs.step.of(100_000, 100_000).is_finite() && costs.step.of(0, 0).is_finite());
+    }
+
+    /// Where drafts are believed to be too dear there are none, so that only a step's first size is seen.
+    #[test]
+    fn what_is_not_seen_is_forgotten() {
+        let mut cost = measured(&[100, 130, 250, 730]);
+        for _ in 0..300 {
+            cost.learn(4, Duration::from_millis(400));
+        }
+        assert!(cost.of(4) > 2.0 * cost.of(1), "{cost:?}");
+        for _ in 0..3000 {
+            cost.learn(1, Duration::from_millis(100));
+        }
+        assert!((1.25..1.45).contains(&(cost.of(4) / cost.of(1))), "{cost:?}");
     }
 
     /// Steps correct the costs: all of them where the machine is slower, those of a size where only that is dearer.

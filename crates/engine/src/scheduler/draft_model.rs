@@ -118,14 +118,14 @@ impl Scheduler {
         let mut room = self.limits.decode_budget.saturating_sub(left);
         let mut pages = self.pool.available().saturating_sub(count);
         let mut parts = Vec::new();
-        self.draft_model.save(costs.step.of(count));
+        self.draft_model.save(costs.step.of(count, count));
         for (seq, _) in self.running.iter_mut().zip(&open).filter(|(_, open)| open.is_some()) {
             let context = model.context.saturating_sub(seq.tokens.len());
             let most = seq.draft_room(room, page_len, pages).min(context);
             let Some(guess) = &mut seq.model else { continue };
             let mut wanted = guess.plan(&by_model, most);
             let unseen = seq.tokens.len() - guess.computed;
-            let gain = guess.gain(&by_model) * costs.step.of(count) / count as f32;
+            let gain = guess.gain(&by_model) * costs.step.of(count, count) / count as f32;
             let steps = seq.most.saturating_sub(seq.tokens.len()).min(AHEAD) as f32;
             if unseen > AHEAD && model.step.of(unseen) > gain * steps {
                 wanted = 0;

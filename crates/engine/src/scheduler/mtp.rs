@@ -86,7 +86,7 @@ impl Scheduler {
         let mut pages = self.pool.available().saturating_sub(count);
         // However right its guesses, they may not pay.
         let may_pay = costs.of_model_guess(model, count, count, 1, again) < 1.0;
-        self.draft_model.save(costs.step.of(count));
+        self.draft_model.save(costs.step.of(count, count));
         for (seq, open) in self.running.iter_mut().zip(open) {
             let (unread, context) = (seq.unread(), model.context.saturating_sub(seq.tokens.len()));
             let most = seq.draft_room(room, page_len, pages).min(context);
@@ -97,7 +97,7 @@ impl Scheduler {
             if is_open && may_pay && most > 0 && self.draft_model.pay(cost) {
                 (wanted, guess.wanted) = (1, 1);
             }
-            let keeps_up = wanted > 0 || !is_open || cost <= KEEPS_UP * costs.step.of(count);
+            let keeps_up = wanted > 0 || !is_open || cost <= KEEPS_UP * costs.step.of(count, count);
             if !may_pay || !keeps_up {
                 guess.lost = true;
                 continue;

@@ -74,7 +74,7 @@ fn drafts_change_no_answer() {
         let handle = start_with(
             pages,
             Limits {
-                drafts: Some(DraftCosts { step: StepCost::Known { first: 1.0, more: cost }, model: None }),
+                drafts: Some(DraftCosts::new(StepCost::Known { first: 1.0, more: cost }, None)),
                 ..limits()
             },
         );
@@ -95,14 +95,14 @@ fn a_draft_model_changes_no_answer() {
     for (name, draft, step, pages) in
         [("itself", model(), 0.0, 64), ("itself", model(), 0.1, 33), ("another", other, 0.0, 64)]
     {
-        let drafts = Some(DraftCosts {
-            step: StepCost::Known { first: 1.0, more: 0.0 },
-            model: Some(DraftModelCost {
+        let drafts = Some(DraftCosts::new(
+            StepCost::Known { first: 1.0, more: 0.0 },
+            Some(DraftModelCost {
                 step: StepCost::Known { first: step, more: 0.0 },
                 context: 90,
                 mtp: false,
             }),
-        });
+        ));
         let handle = start_with_draft_model(pages, Limits { drafts, ..limits() }, Some(draft));
         assert!(answers(&handle) == plain, "{name}, {pages} pages");
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -116,14 +116,10 @@ fn a_draft_model_changes_no_answer() {
 /// the prefix cache with the draft model's K and V.
 #[test]
 fn a_model_guesses_its_own_answers() {
-    let drafts = Some(DraftCosts {
-        step: StepCost::Known { first: 1.0, more: 0.0 },
-        model: Some(DraftModelCost {
-            step: StepCost::Known { first: 0.0, more: 0.0 },
-            context: 128,
-            mtp: false,
-        }),
-    });
+    let drafts = Some(DraftCosts::new(
+        StepCost::Known { first: 1.0, more: 0.0 },
+        Some(DraftModelCost { step: StepCost::Known { first: 0.0, more: 0.0 }, context: 128, mtp: false }),
+    ));
     let handle = start_with_draft_model(64, Limits { drafts, ..limits() }, Some(model()));
     let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
     let mut prompt: Vec<u32> = (0..20).map(|at| 4 + (at * 7) % 80).collect();
@@ -158,7 +154,7 @@ fn drafts_change_no_answer_of_a_hybrid() {
             [(0.0, rows), (0.05, rows), (0.0, KvShape { pages: 33, state_rows: 2 * SLOTS, ..rows })]
         {
             let step = StepCost::Known { first: 1.0, more: cost };
-            let (got, drafted, accepted) = run(Some(DraftCosts { step, model: None }), shape);
+            let (got, drafted, accepted) = run(Some(DraftCosts::new(step, None)), shape);
             println!(
                 "{name}, cost {cost}, {} pages: {accepted} of {drafted} drafted tokens were right",
                 shape.pages
@@ -176,7 +172,7 @@ const MTP_CASES: [&str; 6] =
 fn by_mtp(step: f32) -> Option<DraftCosts> {
     let (of_model, step) =
         (StepCost::Known { first: 1.0, more: 0.0 }, StepCost::Known { first: step, more: 0.0 });
-    Some(DraftCosts { step: of_model, model: Some(DraftModelCost { step, context: 128, mtp: true }) })
+    Some(DraftCosts::new(of_model, Some(DraftModelCost { step, context: 128, mtp: true })))
 }
 
 fn with_mtp(path: &Path) -> Model {

@@ -131,9 +131,7 @@ fn check<B: Backend>(
         budget,
         decode_budget,
         all_logits: 5,
-        drafts: s
-            .drafts
-            .then_some(DraftCosts { step: StepCost::Known { first: 1.0, more: 0.0 }, model: None }),
+        drafts: s.drafts.then_some(DraftCosts::new(StepCost::Known { first: 1.0, more: 0.0 }, None)),
     };
     let mut scheduler = Scheduler::new(limits, pool);
     let mut waiting: Vec<usize> = (0..s.requests.len()).collect();

@@ -210,8 +210,7 @@ fn compare<B: Backend + 'static>(make: fn() -> B, asked: &[Asked], adapters: usi
     (info.slots, info.queue, info.adapter_room) = (8, 1000, 1 << 24);
     let limits = Limits {
         slots: 8,
-        drafts: cost
-            .map(|token| DraftCosts { step: StepCost::Known { first: 1.0, more: token }, model: None }),
+        drafts: cost.map(|token| DraftCosts::new(StepCost::Known { first: 1.0, more: token }, None)),
         ..limits()
     };
     let handle = spawn(|| Ok(info), move || Ok::<_, Wrong>((runner(make(), &model, pages), limits))).unwrap();

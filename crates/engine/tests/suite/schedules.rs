@@ -365,7 +365,7 @@ proptest! {
         let model = draft_model.map(|(step, context, mtp)| {
             DraftModelCost { step: StepCost::Known { first: step, more: step / 8.0 }, context, mtp }
         });
-        let drafts = costs.map(|token| DraftCosts { step: StepCost::Known { first: 1.0, more: token }, model });
+        let drafts = costs.map(|token| DraftCosts::new(StepCost::Known { first: 1.0, more: token }, model));
         let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, drafts };
         let each = if ahead { 4 } else { 2 };
         let state_rows = snapshots.map_or(0, |snapshots| each * slots + snapshots);

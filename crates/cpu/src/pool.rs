@@ -4,16 +4,24 @@
 //! while after an op, then yield, then sleep; the next op wakes the sleepers. Pieces are taken one by one, so a
 //! thread that loses its core delays only its own piece instead of halving the speed.
 
+mod first;
+mod gate;
+mod pieces;
+
 use std::any::Any;
-use std::ops::Range;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Spins of a waiting worker before it yields. About ten microseconds.
-const SPINS: u32 = 2_000;
+pub(crate) use first::First;
+
+use gate::{CachePadded, Gate, JobWord, SPINS};
+use pieces::{MOST, Pieces};
+
 /// Yields of a waiting worker before it sleeps: well past the gap between two steps.
 const YIELDS: u32 = 2_000;
 
@@ -22,6 +30,8 @@ const YIELDS: u32 = 2_000;
 pub(crate) struct Pool<S> {
     shared: Arc<Shared<S>>,
     workers: Vec<JoinHandle<()>>,
+    /// Not `Sync`: there is one job at a time.
+    one_caller: PhantomData<Cell<()>>,
 }
 
 /// Called with the thread's scratch memory and the index of a piece.
@@ -45,59 +55,17 @@ impl<S> Copy for Job<S> {}
 // SAFETY: the work is `Sync`, and the pointer is only dereferenced while `run` keeps the work alive.
 unsafe impl<S> Send for Job<S> {}
 
-/// Pads what many threads write to cache lines of its own, against false sharing.
-#[repr(align(128))]
-struct CachePadded<T>(T);
+/// The current job. The caller writes it while no worker is in a job, and workers that are in one read it.
+struct CurrentJob<S>(UnsafeCell<Option<Job<S>>>);
 
-/// One word with the current job's number, whether it may still be joined, and how many workers are in it.
-///
-/// Bit 0: may be joined. Bits 1 to 15: workers in it. The rest: the job's number. A worker that comes too late cannot
-/// join, so nobody ever waits for a thread that has lost its core.
-struct Gate(AtomicUsize);
-
-const OPEN: usize = 1;
-const ONE_INSIDE: usize = 2;
-const ONE_JOB: usize = 1 << 16;
-
-impl Gate {
-    fn job(&self) -> usize {
-        self.0.load(Ordering::SeqCst) / ONE_JOB
-    }
-
-    /// Opens a new job. Only called when the last one is over.
-    fn open(&self) {
-        let next = (self.job() + 1).wrapping_mul(ONE_JOB);
-        self.0.store(next | OPEN, Ordering::SeqCst);
-    }
-
-    /// Joins the job if it may still be joined.
-    fn enter(&self) -> bool {
-        let join = |word| (word & OPEN != 0).then_some(word + ONE_INSIDE);
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, join).is_ok()
-    }
-
-    fn leave(&self) {
-        self.0.fetch_sub(ONE_INSIDE, Ordering::Release);
-    }
-
-    /// Stops workers from joining, and waits until all have left.
-    fn close(&self) {
-        self.0.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut turns = 0;
-        while !self.0.load(Ordering::Acquire).is_multiple_of(ONE_JOB) {
-            turns += 1;
-            if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
-        }
-    }
-}
+// SAFETY: `Pool::share` writes it after `Gate::close` and before `Gate::open`, `Shared::worker` reads it between `Gate::enter` and
+// `Gate::leave`, and a pool has one caller at a time, as it is not `Sync`.
+unsafe impl<S> Sync for CurrentJob<S> {}
 
 struct Shared<S> {
-    gate: CachePadded<Gate>,
-    /// For each thread, the next of its own pieces. A thread's pieces are contiguous, as is the memory they read,
-    /// which is fastest if each thread reads front to back. A thread that is done with its own takes others' (work
-    /// stealing).
-    next: Vec<CachePadded<AtomicUsize>>,
-    job: Mutex<Option<Job<S>>>,
+    gate: Gate,
+    pieces: Pieces,
+    job: CurrentJob<S>,
     /// Nanoseconds for which all threads together have worked on a timed job.
     worked: AtomicU64,
     /// Payload of the first panic in a piece.
@@ -107,33 +75,22 @@ struct Shared<S> {
 }
 
 impl<S: Default + 'static> Shared<S> {
-    /// Pieces owned by thread `who`.
-    fn own(&self, who: usize, pieces: usize) -> Range<usize> {
-        let threads = self.next.len();
-        pieces * who / threads..pieces * (who + 1) / threads
-    }
-
     /// Runs pieces until there are none, `who`'s own first.
-    fn work(&self, job: Job<S>, who: usize, scratch: &mut S) {
+    fn work(&self, (number, job): (JobWord, Job<S>), who: usize, scratch: &mut S) {
         // SAFETY: `share` waits for every thread in the job before the work goes out of scope.
         let work = unsafe { &*job.work };
         let began = job.is_timed.then(Instant::now);
         let all = catch_unwind(AssertUnwindSafe(|| {
-            for other in 0..self.next.len() {
-                let whose = (who + other) % self.next.len();
-                let end = self.own(whose, job.pieces).end;
-                loop {
-                    let piece = self.next[whose].0.fetch_add(1, Ordering::Relaxed);
-                    if piece >= end {
-                        break;
-                    }
+            let threads = self.pieces.threads();
+            for whose in (who..threads).chain(0..who) {
+                while let Some(piece) = self.pieces.take(whose, number, job.pieces) {
                     work(scratch, piece);
                 }
             }
         }));
         if let Err(why) = all {
             // The other threads need not go on.
-            self.next.iter().for_each(|next| next.0.store(job.pieces, Ordering::Relaxed));
+            self.pieces.drop_all(number);
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
         }
         if let Some(began) = began {
@@ -144,27 +101,31 @@ impl<S: Default + 'static> Shared<S> {
     fn worker(&self, index: usize) {
         let (mut scratch, mut seen) = (S::default(), 0);
         loop {
-            self.wait(index, seen);
+            let number = self.wait(index, seen);
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
-            seen = self.gate.0.job();
-            if self.gate.0.enter() {
-                let job = *self.job.lock().unwrap_or_else(PoisonError::into_inner);
+            seen = number.number();
+            if self.gate.enter(index, number) {
+                // SAFETY: this thread is in the job, so it is not written (see `CurrentJob`).
+                let job = unsafe { *self.job.0.get() };
                 if let Some(job) = job {
-                    self.work(job, index + 1, &mut scratch);
+                    self.work((number, job), index + 1, &mut scratch);
                 }
-                self.gate.0.leave();
+                self.gate.leave(index);
             }
         }
     }
 
-    /// Waits for a job other than `seen`, or for the stop: spins, then yields, then sleeps.
-    fn wait(&self, index: usize, seen: usize) {
-        let news = || self.gate.0.job() != seen || self.stop.load(Ordering::SeqCst);
+    /// Waits for a job other than number `seen`, or for the stop: spins, then yields, then sleeps. Returns the current job.
+    fn wait(&self, index: usize, seen: usize) -> JobWord {
+        let news = || {
+            let job = self.gate.job();
+            (job.number() != seen || self.stop.load(Ordering::SeqCst)).then_some(job)
+        };
         for i in 0..SPINS + YIELDS {
-            if news() {
-                return;
+            if let Some(job) = news() {
+                return job;
             }
             if i < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
@@ -172,61 +133,14 @@ impl<S: Default + 'static> Shared<S> {
         // checks for a job. All are `SeqCst`, so at least one side sees the other.
         let asleep = &self.asleep[index].0;
         asleep.store(true, Ordering::SeqCst);
-        while !news() {
-            std::thread::park();
-        }
+        let job = loop {
+            match news() {
+                Some(job) => break job,
+                None => std::thread::park(),
+            }
+        };
         asleep.store(false, Ordering::SeqCst);
-    }
-}
-
-/// Pieces that must be done before others of the same job can be finished. Each thread helps with these before a
-/// piece of the job, so whatever it waits for is already under way.
-#[repr(align(128))]
-pub(crate) struct First {
-    pieces: usize,
-    next: AtomicUsize,
-    left: AtomicUsize,
-    done: AtomicBool,
-}
-
-impl First {
-    pub(crate) fn new(pieces: usize) -> First {
-        let next = AtomicUsize::new(0);
-        First { pieces, next, left: AtomicUsize::new(pieces), done: AtomicBool::new(false) }
-    }
-
-    /// Runs the pieces that no thread has taken yet.
-    pub(crate) fn help(&self, mut work: impl FnMut(usize)) {
-        while self.next.load(Ordering::Relaxed) < self.pieces {
-            let piece = self.next.fetch_add(1, Ordering::Relaxed);
-            if piece >= self.pieces {
-                return;
-            }
-            let on_panic = Released(self);
-            work(piece);
-            if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                self.done.store(true, Ordering::Release);
-            }
-            std::mem::forget(on_panic);
-        }
-    }
-
-    /// Waits until all are done.
-    pub(crate) fn wait(&self) {
-        let mut turns = 0;
-        while !self.done.load(Ordering::Acquire) {
-            turns += 1;
-            if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
-        }
-    }
-}
-
-/// Releases threads that wait for a piece that panicked: their results are discarded.
-struct Released<'a>(&'a First);
-
-impl Drop for Released<'_> {
-    fn drop(&mut self) {
-        self.0.done.store(true, Ordering::Release);
+        job
     }
 }
 
@@ -235,15 +149,15 @@ impl<S: Default + 'static> Pool<S> {
     pub(crate) fn new(threads: usize) -> std::io::Result<Pool<S>> {
         let extra = threads.max(1) - 1;
         let shared = Arc::new(Shared {
-            gate: CachePadded(Gate(AtomicUsize::new(0))),
-            next: (0..=extra).map(|_| CachePadded(AtomicUsize::new(0))).collect(),
-            job: Mutex::new(None),
+            gate: Gate::new(extra),
+            pieces: Pieces::new(extra + 1),
+            job: CurrentJob(UnsafeCell::new(None)),
             worked: AtomicU64::new(0),
             panic: Mutex::new(None),
             asleep: (0..extra).map(|_| CachePadded(AtomicBool::new(false))).collect(),
             stop: AtomicBool::new(false),
         });
-        let mut pool = Pool { shared, workers: Vec::new() };
+        let mut pool = Pool { shared, workers: Vec::new(), one_caller: PhantomData };
         for index in 0..extra {
             let shared = pool.shared.clone();
             let name = format!("tallow-cpu-{}", index + 1);
@@ -264,11 +178,16 @@ impl<S: Default + 'static> Pool<S> {
             (0..pieces).for_each(|piece| work(scratch, piece));
             return;
         }
-        self.share(scratch, pieces, false, &work);
+        for first in (0..pieces).step_by(MOST) {
+            self.share(scratch, MOST.min(pieces - first), false, &|scratch: &mut S, piece| {
+                work(scratch, first + piece);
+            });
+        }
     }
 
     /// The same. Returns for how long the threads worked, as a mean over all of them.
     pub(crate) fn run_timed(&self, scratch: &mut S, pieces: usize, work: &Work<'_, S>) -> Duration {
+        debug_assert!(pieces <= MOST);
         let worked = if pieces <= 1 || self.workers.is_empty() {
             let began = Instant::now();
             (0..pieces).for_each(|piece| work(scratch, piece));
@@ -281,25 +200,23 @@ impl<S: Default + 'static> Pool<S> {
         worked / self.threads() as u32
     }
 
-    /// Runs the pieces on all threads.
+    /// Runs the pieces on all threads: at most [`MOST`].
     fn share(&self, scratch: &mut S, pieces: usize, is_timed: bool, work: &Work<'_, S>) {
         let work: *const Work<'_, S> = work;
         // SAFETY: only the lifetime changes. The pointer is dereferenced only by threads in the job, and `close`
         // below waits for all of them before `work` is dropped.
         let work = unsafe { std::mem::transmute::<*const Work<'_, S>, *const Work<'static, S>>(work) };
         let (s, job) = (&*self.shared, Job { work, pieces, is_timed });
-        *s.job.lock().unwrap_or_else(PoisonError::into_inner) = Some(job);
-        for (who, next) in s.next.iter().enumerate() {
-            next.0.store(s.own(who, pieces).start, Ordering::Relaxed);
-        }
-        s.gate.0.open();
+        // SAFETY: no worker is in a job, as the last one was closed (see `CurrentJob`).
+        unsafe { *s.job.0.get() = Some(job) };
+        let number = s.gate.open();
         for (worker, asleep) in self.workers.iter().zip(&s.asleep) {
             if asleep.0.load(Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
-        s.work(job, 0, scratch);
-        s.gate.0.close();
+        s.work((number, job), 0, scratch);
+        s.gate.close();
         let panic = s.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(why) = panic {
             resume_unwind(why);
@@ -320,6 +237,7 @@ impl<S> Drop for Pool<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
     use super::*;
@@ -338,6 +256,23 @@ mod tests {
                         done.iter().all(|n| n.load(Ordering::Relaxed) == turn),
                         "{threads} threads, {pieces} pieces"
                     );
+                }
+            }
+        }
+    }
+
+    /// Many more threads than cores: each loses its core now and then, at any place.
+    #[test]
+    fn more_threads_than_cores_do_every_piece_once() {
+        for threads in [16, 64] {
+            let pool = Pool::new(threads).unwrap();
+            for pieces in [2, 63, 64, 500] {
+                let done: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
+                for turn in 1..=50 {
+                    pool.run(&mut (), pieces, |_, i| {
+                        done[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == turn), "{threads} threads");
                 }
             }
         }

@@ -93,7 +93,11 @@ pub(crate) static KNOWN: &[Known] = &[
     known("quant", "quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …", "as they are stored"),
     known("device", "device to run on: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
     known("threads", "CPU threads", "the CPU's cores"),
-    known("isa", "CPU instruction set: scalar, neon, avx2, avxvnni, avx512 or amx", "the best there is"),
+    known(
+        "isa",
+        "CPU instruction set: scalar, neon, avx2, avxvnni, avx512, avx512bf16 or amx",
+        "the best there is",
+    ),
     known("arithmetic", "Arithmetic: fast, or exact for comparisons", "fast (dump: exact)"),
     known(
         "batch",

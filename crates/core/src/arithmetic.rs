@@ -11,8 +11,8 @@ const INPUTS_PER_SCALE: usize = 256;
 /// Precision of a linear layer's input. A device may be more exact than it is asked to be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// Quantized weights are multiplied with input quantized to 8 bits, with a scale for every 256 elements. On a CPU
-    /// several times as fast as `Exact`.
+    /// Quantized weights are multiplied with input quantized to 8 bits, with a scale for every 256 elements, and BF16 weights
+    /// with input rounded to bf16 where the device has dot products of bf16. On a CPU several times as fast as `Exact`.
     #[default]
     Fast,
     /// Everything in `f32`, for comparison with references.
@@ -23,7 +23,8 @@ impl Arithmetic {
     /// Both.
     pub const ALL: [Arithmetic; 2] = [Arithmetic::Fast, Arithmetic::Exact];
 
-    /// A row of a linear layer's input as it is multiplied with weights of a format, at the least precision allowed.
+    /// A row of a linear layer's input as it is multiplied with quantized weights of a format, at the least precision allowed;
+    /// of a format that is not quantized, as it is.
     pub fn round_input(self, format: Format, x: &[f32]) -> Vec<f32> {
         let is_rounded = self == Arithmetic::Fast && !format.is_plain() && format != Format::F8;
         if is_rounded { x.chunks(INPUTS_PER_SCALE).flat_map(eight_bits).collect() } else { x.to_vec() }

@@ -6,7 +6,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use tallow_core::ops::{Attend, KvWrite};
-use tallow_core::{AttnSpec, Backend, DType, Heads, LayerKv, Memory, Span, Step, StepPlan, Tensor};
+use tallow_core::{AttnSpec, Backend, DType, Format, Heads, LayerKv, Memory, Span, Step, StepPlan, Tensor};
 use tallow_cpu::{Cpu, Isa};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -170,7 +170,7 @@ impl Bench {
         })?;
         // Causal QKᵀ and the product with V; 2 FLOPs per multiply-add each.
         let work = 4.0 * (tokens * (tokens + 1) / 2 * self.heads.q_cols()) as f64 * 1e-9;
-        let peak = self.cpu.multiply_speed(false) * 1e-9;
+        let peak = self.cpu.multiply_speed(Format::F32) * 1e-9;
         println!(
             "prefill {tokens:5}: {:6.1} GFLOP/s (best {:6.1}); multiply {peak:.1}: {:.0} %; storing {:.2} us a \
              token",

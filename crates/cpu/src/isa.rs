@@ -16,13 +16,16 @@ pub enum Isa {
     AvxVnni,
     /// x86 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same with BF16: dot products of pairs.
+    Avx512Bf16,
     /// The same with AMX tiles (INT8 and BF16), on Linux.
     Amx,
 }
 
 impl Isa {
     /// All instruction sets, the best last.
-    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Amx];
+    pub const ALL: [Isa; 7] =
+        [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// True if this machine has it.
     pub fn is_available(self) -> bool {
@@ -54,8 +57,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-            Isa::Amx => Isa::Avx512.is_available() && may_use_tiles(),
+            Isa::Amx => Isa::Avx512Bf16.is_available() && may_use_tiles(),
             #[allow(unreachable_patterns, reason = "depends on the system")]
             _ => false,
         }
@@ -74,6 +79,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",
+            Isa::Avx512Bf16 => "avx512bf16",
             Isa::Amx => "amx",
         }
     }

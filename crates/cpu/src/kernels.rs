@@ -5,7 +5,7 @@
 //! Unsafe functions here may only run on a CPU that has the instruction set of their `S` or `L`, and while nobody
 //! else uses the part of the output that they write.
 
-use half::f16;
+use half::{bf16, f16};
 use tallow_core::{Activation, RopePairs};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -13,7 +13,7 @@ use crate::attention::amx as attention_amx;
 use crate::attention::{self, AttendTask, Pages, Stage};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::gemm::amx as gemm_amx;
-use crate::gemm::{self, Activated, Chunk, Finish, FloatGemmTask, GemmTask, GemvTask, Plain};
+use crate::gemm::{self, Activated, Bf16Task, Chunk, Finish, FloatGemmTask, GemmTask, GemvTask, Plain};
 use crate::isa::Isa;
 use crate::pack::PackedLayout;
 use crate::quantize::{self, QuantizeOut};
@@ -49,6 +49,10 @@ pub(crate) struct Kernels {
     pub gemm: fn(&mut GemmTask<'_>),
     /// GEMM in f32.
     pub gemm_float: fn(&mut FloatGemmTask<'_>),
+    /// Multiplies a pair of packed BF16 panels with rows of bf16, any number of them. Without it they are multiplied with f32.
+    pub bf16: Option<fn(&mut Bf16Task<'_>)>,
+    /// Rounds a row to bf16. What is left of the output is zeros.
+    pub to_bf16: fn(&[f32], &mut [bf16]),
     /// Epilogue of a linear layer: from sums to outputs.
     pub finish: fn(&Finish<'_>),
     /// True if signed codes are multiplied with 128 added to them (`Lines::BIASED`).
@@ -95,6 +99,8 @@ pub(crate) struct Kernels {
     pub multiply: fn(usize, &mut u64),
     /// The same with 8-bit integers.
     pub multiply_int8: fn(usize, &mut u64),
+    /// The same with bf16, if that is what BF16 weights are multiplied with.
+    pub multiply_bf16: Option<fn(usize, &mut u64)>,
 }
 
 /// Instantiates the generic kernels inside functions that have `$features` enabled.
@@ -111,6 +117,7 @@ macro_rules! table {
             finish: (f: &Finish<'_>) => gemm::finish::<$simd>(f);
             activate_sums: (b: &Activated<'_>) => gemm::activate_sums::<$simd>(b);
             quantize: (to: &QuantizeOut<'_>, row: usize, first: usize, x: &[f32]) => quantize::round::<$simd>(to, row, first, x);
+            to_bf16: (x: &[f32], out: &mut [bf16]) => quantize::to_bf16(x, out);
             norm: (task: &NormTask<'_>, x: &[f32], out: &mut [f32]) => rowwise::norm::<$simd>(task, x, out);
             activate: (act: Activation, gate: &[f32], up: Option<&[f32]>, out: &mut [f32])
                 => rowwise::glu::<$simd>(act, gate, up, out);
@@ -150,6 +157,8 @@ macro_rules! table {
                 biased: <$lines as Lines>::BIASED,
                 gemv_max_rows: <$lines as Lines>::GEMV_MAX_ROWS,
                 gemv_max_rows_of_bytes: <$lines as Lines>::GEMV_MAX_ROWS_OF_BYTES,
+                bf16: None,
+                multiply_bf16: None,
                 $($name,)*
                 $(..$rest::TABLE)?
             };
@@ -191,6 +200,17 @@ table!(@fns avxvnni, Isa::AvxVnni, AvxVnni, ["avx2", "fma", "f16c", "avxvnni"],
 table!(avx512, Isa::Avx512, Avx512, Avx512,
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni");
 
+/// The AVX-512 table, with dot products of pairs of bf16.
+#[cfg(target_arch = "x86_64")]
+static AVX512_BF16: Kernels = Kernels {
+    isa: Isa::Avx512Bf16,
+    // SAFETY: this table is handed out only where the CPU has AVX-512 with BF16.
+    bf16: Some(|t| unsafe { gemm::bf16_pairs::multiply(t) }),
+    // SAFETY: as above.
+    multiply_bf16: Some(|rounds, count| unsafe { roofline::multiply_bf16_pairs(rounds, count) }),
+    ..avx512::TABLE
+};
+
 /// The AVX-512 table, with AMX tiles for GEMM and for attention over BF16 caches.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 static AMX: Kernels = Kernels {
@@ -200,6 +220,12 @@ static AMX: Kernels = Kernels {
         true => unsafe { gemm_amx::gemm(t) },
         false => (avx512::TABLE.gemm)(t),
     },
+    // SAFETY: as above.
+    bf16: Some(|t| unsafe { gemm_amx::bf16::multiply(t) }),
+    // SAFETY: as above.
+    multiply_int8: |rounds, count| unsafe { roofline::multiply_tiles::<1>(rounds, count) },
+    // SAFETY: as above.
+    multiply_bf16: Some(|rounds, count| unsafe { roofline::multiply_tiles::<2>(rounds, count) }),
     attend_bf16: |t, stage, scratch| match attention_amx::takes(t, stage) {
         // SAFETY: as above.
         true => unsafe { attention_amx::attend_bf16(t, stage, scratch) },
@@ -230,6 +256,8 @@ impl Kernels {
             Isa::AvxVnni => Some(&avxvnni::TABLE),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Some(&avx512::TABLE),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => Some(&AVX512_BF16),
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Isa::Amx => Some(&AMX),
             _ => None,

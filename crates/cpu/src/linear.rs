@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::gemm::{Chunk, Finish, FloatGemmTask, GemmTask, GemvRows, GemvTask, OutputTask, Plain, Sums};
+use crate::gemm::{
+    Bf16Task, Chunk, Finish, FloatGemmTask, GemmTask, GemvRows, GemvTask, OutputTask, Plain, Sums,
+};
 use crate::kernels::Kernels;
 use crate::mat::{Mat, MatMut};
-use crate::pack::{CHUNK, PAIR, PackedWeights, ROWS};
+use crate::pack::{CHUNK, PAIR, PackedKind, PackedWeights, ROWS};
 use crate::quantize::{QuantizedView, RowSums};
 use crate::simd::prefetch_slice;
 
@@ -37,11 +39,16 @@ impl MatrixSource<'_> {
         }
     }
 
-    /// Row sums that it needs of quantized input; `None` if it is multiplied with f32.
-    pub(crate) fn row_sums(&self, k: &Kernels) -> Option<RowSums> {
+    /// The type of input that it is multiplied with in fast arithmetic.
+    pub(crate) fn input(&self, k: &Kernels) -> InputType {
         match self {
-            MatrixSource::Packed(p) if !p.layout.shape.is_plain() => Some(RowSums::of(p.layout, k.biased)),
-            _ => None,
+            MatrixSource::Packed(p) if !p.layout.shape.is_plain() => {
+                InputType::Quantized(RowSums::of(p.layout, k.biased))
+            }
+            MatrixSource::Packed(p) if p.layout.kind == PackedKind::BF16 && k.bf16.is_some() => {
+                InputType::Bf16
+            }
+            _ => InputType::F32,
         }
     }
 
@@ -82,6 +89,25 @@ impl MatrixSource<'_> {
             MatrixSource::F32(m) => transpose(m, pair, inputs, &mut scratch.plain, |x| x),
             MatrixSource::F16(m) => transpose(m, pair, inputs, &mut scratch.plain, f16::to_f32),
             MatrixSource::BF16(m) => transpose(m, pair, inputs, &mut scratch.plain, bf16::to_f32),
+        }
+    }
+}
+
+/// What the input of a linear layer is rounded to before it is multiplied with a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InputType {
+    F32,
+    Bf16,
+    /// 8 bits, with such row sums.
+    Quantized(RowSums),
+}
+
+impl InputType {
+    /// Row sums of quantized input.
+    pub(crate) fn row_sums(self) -> Option<RowSums> {
+        match self {
+            InputType::Quantized(sums) => Some(sums),
+            InputType::F32 | InputType::Bf16 => None,
         }
     }
 }
@@ -128,8 +154,10 @@ impl Default for LinearScratch {
 pub(crate) struct Product<'a> {
     /// [outputs, inputs]
     pub w: MatrixSource<'a>,
-    /// [rows, inputs], or no columns where the weight takes `quantized`.
+    /// [rows, inputs], or no columns where the weight takes `bf16` or `quantized`.
     pub x: Mat<'a, f32>,
+    /// The input in bf16, if the weight is multiplied with that.
+    pub bf16: Option<Mat<'a, bf16>>,
     /// The quantized input, if the weight is multiplied with that.
     pub quantized: Option<QuantizedView<'a>>,
 }
@@ -230,6 +258,9 @@ pub(crate) fn add_product(
     scratch: &mut LinearScratch,
     sums: &mut [Sums],
 ) {
+    if let (Some(x), MatrixSource::Packed(w), Some(multiply)) = (t.bf16, t.w, k.bf16) {
+        return multiply(&mut Bf16Task { w, pair, x, rows, sums });
+    }
     let gemv_max_rows = |w: &PackedWeights<'_>| match w.layout.shape.is_bytes() {
         true => k.gemv_max_rows_of_bytes,
         false => k.gemv_max_rows,

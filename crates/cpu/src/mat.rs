@@ -51,6 +51,11 @@ impl<'a, T: bytemuck::Pod> Mat<'a, T> {
         Mat { start: NonNull::dangling().as_ptr(), rows, cols: 0, stride: 0, of: PhantomData }
     }
 
+    /// Elements from one row to the next.
+    pub(crate) fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// Some of the rows.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Mat<'a, T> {
         debug_assert!(rows.end <= self.rows);

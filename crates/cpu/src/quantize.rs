@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use half::bf16;
+
 use crate::mat::MatMut;
 use crate::pack::{CHUNK, PackedLayout, SUBBLOCK};
 use crate::simd::Simd;
@@ -48,6 +50,20 @@ impl RowSums {
             RowSums::Pairs { run } => 2 * run,
         }
     }
+}
+
+/// Rounds a row to bf16, to nearest even. What is left of `out` is zeros.
+#[inline(always)]
+pub(crate) fn to_bf16(x: &[f32], out: &mut [bf16]) {
+    let (out, rest) = out.split_at_mut(x.len());
+    out.iter_mut().zip(x).for_each(|(out, x)| {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        // NaN stays NaN, whatever its lower bits are.
+        let bits = if x.is_nan() { bits >> 16 | 0x40 } else { rounded };
+        *out = bf16::from_bits(bits as u16);
+    });
+    rest.fill(bf16::ZERO);
 }
 
 /// Quantizes a chunk, or the rest of a row, to 8-bit codes. Returns the scale (max |x| / 127), and writes the sum of
@@ -230,6 +246,21 @@ mod tests {
             x[40] = bad;
             assert!(rounded(&x).1.is_nan());
         }
+    }
+
+    #[test]
+    fn rows_are_rounded_to_the_nearest_bf16() {
+        let steps = (0..=u32::MAX).step_by(0x7ff1).map(f32::from_bits);
+        let x: Vec<f32> = steps.chain([f32::MAX, f32::from_bits(0x7f80_0001), -0.0]).collect();
+        let mut out = vec![bf16::ONE; x.len() + 3];
+        to_bf16(&x, &mut out);
+        for (x, out) in x.iter().zip(&out) {
+            assert!(
+                out.to_bits() == bf16::from_f32(*x).to_bits() || x.is_nan() && out.is_nan(),
+                "{x:e}: {out}"
+            );
+        }
+        assert_eq!(out[x.len()..], [bf16::ZERO; 3]);
     }
 
     #[test]

@@ -58,6 +58,71 @@ pub(crate) unsafe fn multiply_int8<L: Lines>(rounds: usize, count: &mut u64) {
     *count = (2 * rounds * CHAINS * LINE) as u64;
 }
 
+/// Dot products of pairs of bf16, `rounds` times per chain; `count` becomes the number of operations.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+pub(crate) unsafe fn multiply_bf16_pairs(rounds: usize, count: &mut u64) {
+    use std::arch::asm;
+    use std::arch::x86_64::{_mm512_reduce_add_ps, _mm512_set1_epi16, _mm512_setzero_ps};
+
+    let (a, b) = (_mm512_set1_epi16(0x3f80), _mm512_set1_epi16(0x3f00));
+    let mut chains = [_mm512_setzero_ps(); CHAINS];
+    for _ in 0..rounds {
+        for c in &mut chains {
+            // SAFETY: the caller guarantees the instruction.
+            unsafe {
+                asm!(
+                    "vdpbf16ps {c}, {a}, {b}",
+                    c = inout(zmm_reg) *c, a = in(zmm_reg) a, b = in(zmm_reg) b,
+                    options(nomem, nostack, preserves_flags),
+                );
+            }
+        }
+    }
+    std::hint::black_box(chains.into_iter().map(|c| _mm512_reduce_add_ps(c)).sum::<f32>());
+    *count = (2 * rounds * CHAINS * LINE / 2) as u64;
+}
+
+/// Products of tiles with elements of `BYTES` bytes (2: bf16, 1: int8), `rounds` times for each of four tiles of sums; `count` becomes
+/// the number of operations.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(crate) unsafe fn multiply_tiles<const BYTES: usize>(rounds: usize, count: &mut u64) {
+    use std::arch::asm;
+
+    use crate::simd::amx::{TileShapes, configure};
+
+    macro_rules! products {
+        ($dot:literal) => {
+            asm!(
+                concat!($dot, " tmm0, tmm4, tmm6"),
+                concat!($dot, " tmm1, tmm4, tmm7"),
+                concat!($dot, " tmm2, tmm5, tmm6"),
+                concat!($dot, " tmm3, tmm5, tmm7"),
+                options(nomem, nostack, preserves_flags),
+            )
+        };
+    }
+    // SAFETY: the caller guarantees AMX.
+    unsafe {
+        configure(TileShapes::Full);
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "tilezero tmm4",
+            "tilezero tmm5",
+            "tilezero tmm6",
+            "tilezero tmm7",
+            options(nomem, nostack, preserves_flags),
+        );
+        for _ in 0..rounds {
+            if const { BYTES == 2 } { products!("tdpbf16ps") } else { products!("tdpbssd") }
+        }
+    }
+    *count = (2 * rounds * 4 * 16 * 16 * LINE / BYTES) as u64;
+}
+
 /// FMAs of `f32`, `rounds` times per chain; `count` becomes the number of operations.
 #[inline(always)]
 pub(crate) unsafe fn multiply<S: Simd>(rounds: usize, count: &mut u64) {

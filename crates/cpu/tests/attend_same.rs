@@ -150,6 +150,11 @@ fn in_avx512() {
 }
 
 #[test]
+fn in_avx512_with_bf16() {
+    hold(Isa::Avx512Bf16);
+}
+
+#[test]
 fn in_amx() {
     hold(Isa::Amx);
 }

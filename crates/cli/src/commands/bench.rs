@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Instant, SystemTime};
 
 use tallow_checkpoint::Settings;
-use tallow_core::{Backend, DType};
+use tallow_core::{Backend, DType, Format};
 use tallow_engine::handle::LoadLora;
 use tallow_engine::scheduler::LogitsRows;
 use tallow_models::Model;
@@ -247,8 +247,11 @@ impl Measuring<'_> {
         let (model, setup) = (self.model, self.setup);
         let shown = self.report.is_shown() && std::io::stderr().is_terminal();
         let started = SystemTime::now();
-        let in_blocks = |(name, t)| model.format(name, t).is_some_and(|format| !format.is_plain());
-        let blocks = model.checkpoint.tensors().any(in_blocks);
+        // Norms and the like are F32 in all files.
+        let formats = || model.checkpoint.tensors().filter_map(|(name, t)| model.format(name, t));
+        let is_wide = |format: &Format| matches!(format, Format::F16 | Format::BF16);
+        let weights = formats().find(|format| !format.is_plain()).or_else(|| formats().find(is_wide));
+        let weights = weights.unwrap_or(Format::F32);
         let (mut samples, mut speeds) = (Vec::new(), Speeds::default());
         fill(runner, model, test, setup.batch)?;
         // Warm-up, not counted: touches the memory, wakes the threads, compiles the kernels.
@@ -258,7 +261,7 @@ impl Measuring<'_> {
                 terminal::tell_here(&format!("\r{} {}/{} ", label(test), i + 1, self.args.repetitions));
             }
             // The machine's current speed, measured each time: it changes where others use the machine, too.
-            speeds = speeds.best(runner.backend().speeds(probe, blocks)?);
+            speeds = speeds.best(runner.backend().speeds(probe, weights)?);
             let begun = Instant::now();
             once(runner, model, test, setup.batch)?;
             samples.push(begun.elapsed().as_nanos() as u64);

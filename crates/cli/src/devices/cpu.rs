@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tallow_core::Arithmetic;
+use tallow_core::{Arithmetic, Format};
 use tallow_cpu::Cpu;
 
 use super::memory::Memory;
@@ -69,8 +69,8 @@ impl MeasuredBackend for Cpu {
         Ok(vec![1.0; PROBE_BYTES / size_of::<f32>()])
     }
 
-    fn speeds(&self, probe: &Vec<f32>, blocks: bool) -> Result<Speeds, Failed> {
-        Ok(Speeds { read: self.read_speed(probe), flops: self.multiply_speed(blocks) })
+    fn speeds(&self, probe: &Vec<f32>, weights: Format) -> Result<Speeds, Failed> {
+        Ok(Speeds { read: self.read_speed(probe), flops: self.multiply_speed(weights) })
     }
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct CpuSpeeds {
 impl CpuSpeeds {
     pub(crate) fn measure() -> Result<CpuSpeeds, Failed> {
         let b = CpuDevice.open(CpuOptions::best(Arithmetic::Fast))?;
-        Ok(CpuSpeeds { f32: b.speeds(&b.probe()?, false)?, int8: b.multiply_speed(true) })
+        Ok(CpuSpeeds { f32: b.speeds(&b.probe()?, Format::F32)?, int8: b.multiply_speed(Format::Q8_0) })
     }
 }
 

@@ -8,7 +8,7 @@ mod wgpu;
 
 use std::fmt;
 
-use tallow_core::Backend;
+use tallow_core::{Backend, Format};
 
 use crate::Failed;
 
@@ -182,8 +182,8 @@ pub(crate) trait MeasuredBackend: Backend {
 
     fn probe(&self) -> Result<Self::Probe, Failed>;
 
-    /// `blocks`: whether the model's weights are in quantized blocks.
-    fn speeds(&self, probe: &Self::Probe, blocks: bool) -> Result<Speeds, Failed>;
+    /// `weights`: the format of the model's weights.
+    fn speeds(&self, probe: &Self::Probe, weights: Format) -> Result<Speeds, Failed>;
 
     /// Counters of what steps cost; empty if the backend has none.
     fn costs(&self) -> Vec<(&'static str, usize)> {

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::fmt;
 
+use tallow_core::Format;
 use tallow_wgpu::{Found, SpeedProbe, Wgpu};
 
 use super::memory::Memory;
@@ -122,7 +123,7 @@ impl MeasuredBackend for Wgpu {
         Ok(SpeedProbe::new(self, bytes)?)
     }
 
-    fn speeds(&self, probe: &SpeedProbe, _: bool) -> Result<Speeds, Failed> {
+    fn speeds(&self, probe: &SpeedProbe, _: Format) -> Result<Speeds, Failed> {
         Ok(Speeds { read: probe.read_speed(self)?, flops: probe.multiply_speed(self)? })
     }
 

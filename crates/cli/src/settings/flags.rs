@@ -48,7 +48,7 @@ pub(crate) struct EngineArgs {
     pub threads: Option<usize>,
     /// CPU instruction set [default: the best there is]
     ///
-    /// scalar, neon, avx2, avxvnni, avx512 or amx.
+    /// scalar, neon, avx2, avxvnni, avx512, avx512bf16 or amx.
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// Arithmetic: fast, or exact for comparisons [default: fast]
@@ -171,7 +171,7 @@ pub(crate) struct DeviceArgs {
     pub threads: Option<usize>,
     /// CPU instruction set [default: the best there is]
     ///
-    /// scalar, neon, avx2, avxvnni, avx512 or amx.
+    /// scalar, neon, avx2, avxvnni, avx512, avx512bf16 or amx.
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// Arithmetic: fast or exact [default: fast; dump: exact]

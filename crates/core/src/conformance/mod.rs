@@ -36,6 +36,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use half::bf16;
 use tallow_quant::Format;
 
 use crate::{Arithmetic, Backend, Elem, HostWeight, Result as CoreResult, Stack, Tensor, Weight};
@@ -60,6 +61,8 @@ pub struct Suite {
     /// True if the device rounds the input of a linear layer before multiplying it with weights (activation
     /// quantization).
     pub arithmetic: Arithmetic,
+    /// True if it rounds to bf16 what is multiplied with BF16 weights.
+    pub bf16_inputs: bool,
     /// Error bound for results of several chained ops, relative to the largest element.
     pub chain: f64,
 }
@@ -68,7 +71,8 @@ impl Suite {
     /// For a device that computes in `f32`.
     pub fn exact() -> Suite {
         let (formats, sizes, arithmetic) = (&Format::ALL, usize::MAX, Arithmetic::Exact);
-        Suite { values: true, slack: 1.0, formats, sizes, every_row: true, arithmetic, chain: 1e-5 }
+        let (bf16_inputs, chain) = (false, 1e-5);
+        Suite { values: true, slack: 1.0, formats, sizes, every_row: true, arithmetic, bf16_inputs, chain }
     }
 
     /// For a device that rounds the inputs of linear layers. Products of the rounded inputs have the same bounds as
@@ -172,7 +176,11 @@ impl<'a, B: Backend> Bench<'a, B> {
 
     /// `x` as the device rounds it before multiplying with weights of a format (see [`Arithmetic::round_input`]).
     fn rounded(&self, format: Format, x: &Host) -> Host {
-        let data = (0..x.rows).flat_map(|r| self.suite.arithmetic.round_input(format, x.row(r))).collect();
+        let Suite { arithmetic, bf16_inputs, .. } = self.suite;
+        let data = match format == Format::BF16 && bf16_inputs {
+            true => x.data.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
+            false => (0..x.rows).flat_map(|r| arithmetic.round_input(format, x.row(r))).collect(),
+        };
         Host { data, ..*x }
     }
 

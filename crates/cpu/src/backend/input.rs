@@ -1,18 +1,43 @@
-//! [`LinearInput`]: the input of linear layers, quantized once for all weights that take it so.
+//! [`LinearInput`]: the input of linear layers, rounded once for all weights that take it so.
 
 use std::ops::Range;
 
+use half::bf16;
 use tallow_core::ops::Normalize;
 use tallow_core::{Arithmetic, Backend, DType, Memory, Norm, Result, Tensor};
 
 use super::device::{Cpu, norm_task};
 use crate::kernels::Kernels;
-use crate::linear::{MatrixSource, Product};
+use crate::linear::{InputType, MatrixSource, Product};
 use crate::mat::{Mat, MatMut};
 use crate::pack::{CHUNK, SUBBLOCK};
-use crate::quantize::{QuantizeOut, QuantizedView, RowSums, padded_rows};
+use crate::quantize::{QuantizeOut, QuantizedView, RowSums, TILE, padded_rows};
 use crate::rowwise::NormTask;
 use crate::simd::prefetch_slice;
+
+/// Input of one or more linear layers in bf16.
+pub(crate) struct Bf16Rows {
+    /// [rows, inputs], padded to whole sub-blocks, and as many rows more as a tile may read past the last. Whatever those are,
+    /// nobody uses the products.
+    rows: Tensor<Cpu>,
+}
+
+impl Bf16Rows {
+    /// Uninitialised rows.
+    pub(crate) fn new(b: &Cpu, rows: usize, cols: usize) -> Result<Bf16Rows> {
+        Ok(Bf16Rows { rows: b.alloc(DType::BF16, rows + TILE - 1, cols.next_multiple_of(SUBBLOCK))? })
+    }
+
+    /// A view for writing.
+    pub(crate) fn writer(&self) -> MatMut<'_, bf16> {
+        MatMut::new(&self.rows)
+    }
+
+    /// A view for reading.
+    pub(crate) fn view(&self) -> Mat<'_, bf16> {
+        Mat::new(&self.rows)
+    }
+}
 
 /// Quantized input of one or more linear layers.
 pub(crate) struct QuantizedRows {
@@ -72,34 +97,6 @@ impl QuantizedRows {
         QuantizeOut { rows: self.rows, codes, scales, row_sums }
     }
 
-    /// Quantizes `rows` rows, which `row` returns, after `norm` if set.
-    pub(crate) fn fill<'a>(
-        &self,
-        b: &Cpu,
-        rows: usize,
-        row: impl Fn(usize) -> &'a [f32] + Sync,
-        norm: Option<&NormTask<'_>>,
-    ) {
-        let (to, k) = (self.writer(), b.kernels);
-        let piece = (8192 / self.cols.max(1)).max(1);
-        b.share(rows.div_ceil(piece), 4 * rows * self.cols, |scratch, i| {
-            for r in i * piece..rows.min((i + 1) * piece) {
-                // Probably in another core's cache, or in memory.
-                prefetch_slice(row(r));
-                let x = match norm {
-                    Some(norm) => {
-                        let cols = row(r).len();
-                        scratch.floats.resize(scratch.floats.len().max(cols), 0.0);
-                        (k.norm)(norm, row(r), &mut scratch.floats[..cols]);
-                        &scratch.floats[..cols]
-                    }
-                    None => row(r),
-                };
-                (k.quantize)(&to, r, 0, x);
-            }
-        });
-    }
-
     /// The rows with the row sums that one kind of weight needs; `None` if `new` was not called with those.
     pub(crate) fn of(&self, kind: RowSums) -> Option<QuantizedView<'_>> {
         let (_, row_sums) = self.row_sums.iter().find(|(k, _)| *k == kind)?;
@@ -120,6 +117,8 @@ pub(crate) struct LinearInput {
     pub rows: usize,
     /// f32. `None` where no weight takes that.
     plain: Option<Tensor<Cpu>>,
+    /// `None` where no weight takes bf16.
+    bf16: Option<Bf16Rows>,
     /// 8-bit codes. `None` where no weight takes those.
     quantized: Option<QuantizedRows>,
 }
@@ -128,35 +127,42 @@ impl LinearInput {
     /// Product of this input with a weight.
     pub(crate) fn times<'a>(&'a self, k: &Kernels, w: MatrixSource<'a>) -> Product<'a> {
         let x = self.plain.as_ref().map_or_else(|| Mat::without_columns(self.rows), Mat::new);
-        let quantized = self.quantized.as_ref().and_then(|r| r.of(w.row_sums(k)?));
-        Product { w, x, quantized }
+        let (mut bf16, mut quantized) = (None, None);
+        match w.input(k) {
+            InputType::F32 => {}
+            InputType::Bf16 => bf16 = self.bf16.as_ref().map(Bf16Rows::view),
+            InputType::Quantized(sums) => quantized = self.quantized.as_ref().and_then(|rows| rows.of(sums)),
+        }
+        Product { w, x, bf16, quantized }
     }
 }
 
 impl Cpu {
-    /// Row sums that a weight needs of quantized input; `None` if it is multiplied with f32.
-    pub(crate) fn row_sums(&self, w: &MatrixSource<'_>) -> Option<RowSums> {
-        if self.arithmetic == Arithmetic::Fast { w.row_sums(self.kernels) } else { None }
+    /// The type of input that a weight is multiplied with.
+    pub(crate) fn input_type(&self, w: &MatrixSource<'_>) -> InputType {
+        if self.arithmetic == Arithmetic::Fast { w.input(self.kernels) } else { InputType::F32 }
     }
 
-    /// Input of linear layers, normalised if `norm` is set, and quantized once for all weights that take it so.
+    /// Input of linear layers, normalised if `norm` is set, and rounded once for all weights that take it so.
     pub(crate) fn input<'a>(
         &self,
         x: &Tensor<Cpu>,
         norm: Option<&Norm<Cpu>>,
         weights: impl Iterator<Item = &'a MatrixSource<'a>> + Clone,
     ) -> Result<LinearInput> {
-        let needs = || weights.clone().map(|w| self.row_sums(w));
+        let types = || weights.clone().map(|w| self.input_type(w));
+        // The norm is fused with the rounding if all weights take the same type.
+        let is_fused = types().all(|of| of.row_sums().is_some()) || types().all(|of| of == InputType::Bf16);
         let plain = match norm {
             None => Some(x.clone()),
-            // Every weight takes quantized rows: the norm is fused into the quantization.
-            Some(_) if needs().all(|sums| sums.is_some()) => None,
+            Some(_) if is_fused => None,
             Some(norm) => Some(self.normalize(&Normalize { x, norm, residual: None })?),
         };
         let from = Mat::new(plain.as_ref().unwrap_or(x));
         let norm = norm.filter(|_| plain.is_none()).map(norm_task);
-        let quantized = self.quantized(x.rows(), x.cols(), needs().flatten(), norm, |r| from.row(r))?;
-        Ok(LinearInput { rows: x.rows(), plain, quantized })
+        let (rows, cols) = (x.rows(), x.cols());
+        let (bf16, quantized) = self.rounded(rows, cols, types(), norm, |r| from.row(r))?;
+        Ok(LinearInput { rows, plain, bf16, quantized })
     }
 
     /// Input of linear layers gathered from rows `at` of `x`, with repetitions.
@@ -178,30 +184,63 @@ impl Cpu {
         row: impl Fn(usize) -> &'x [f32] + Sync,
         weights: impl Iterator<Item = &'a MatrixSource<'a>> + Clone,
     ) -> Result<LinearInput> {
-        let needs = || weights.clone().map(|w| self.row_sums(w));
-        let plain = match needs().all(|sums| sums.is_some()) {
-            true => None,
-            false => Some(self.by_rows(rows, cols, |_, r, out| out.copy_from_slice(row(r)))?),
+        let types = || weights.clone().map(|w| self.input_type(w));
+        let plain = match types().any(|of| of == InputType::F32) {
+            true => Some(self.by_rows(rows, cols, |_, r, out| out.copy_from_slice(row(r)))?),
+            false => None,
         };
-        let quantized = self.quantized(rows, cols, needs().flatten(), None, row)?;
-        Ok(LinearInput { rows, plain, quantized })
+        let (bf16, quantized) = self.rounded(rows, cols, types(), None, row)?;
+        Ok(LinearInput { rows, plain, bf16, quantized })
     }
 
-    /// Quantized rows with the row sums in `needs`, or `None` if there are none.
-    fn quantized<'a>(
+    /// The rows in bf16 and quantized, as far as a weight takes them so.
+    fn rounded<'a>(
         &self,
         rows: usize,
         cols: usize,
-        needs: impl Iterator<Item = RowSums>,
+        types: impl Iterator<Item = InputType> + Clone,
         norm: Option<NormTask<'_>>,
         row: impl Fn(usize) -> &'a [f32] + Sync,
-    ) -> Result<Option<QuantizedRows>> {
-        let mut needs = needs.peekable();
-        if needs.peek().is_none() {
-            return Ok(None);
+    ) -> Result<(Option<Bf16Rows>, Option<QuantizedRows>)> {
+        let (k, mut bf16, mut quantized) = (self.kernels, None, None);
+        if types.clone().any(|of| of == InputType::Bf16) {
+            let to = bf16.insert(Bf16Rows::new(self, rows, cols)?).writer();
+            // SAFETY: each row is written once.
+            self.round_rows(rows, cols, &row, norm.as_ref(), |r, x| (k.to_bf16)(x, unsafe { to.row(r) }));
         }
-        let to = QuantizedRows::new(self, rows, cols, needs)?;
-        to.fill(self, rows, row, norm.as_ref());
-        Ok(Some(to))
+        let mut needs = types.filter_map(InputType::row_sums).peekable();
+        if needs.peek().is_some() {
+            let to = quantized.insert(QuantizedRows::new(self, rows, cols, needs)?).writer();
+            self.round_rows(rows, cols, &row, norm.as_ref(), |r, x| (k.quantize)(&to, r, 0, x));
+        }
+        Ok((bf16, quantized))
+    }
+
+    /// Rounds rows, which `row` returns, by `round`, after `norm` if set.
+    fn round_rows<'a>(
+        &self,
+        rows: usize,
+        cols: usize,
+        row: &(impl Fn(usize) -> &'a [f32] + Sync),
+        norm: Option<&NormTask<'_>>,
+        round: impl Fn(usize, &[f32]) + Sync,
+    ) {
+        let piece = (8192 / cols.max(1)).max(1);
+        self.share(rows.div_ceil(piece), 4 * rows * cols, |scratch, i| {
+            for r in i * piece..rows.min((i + 1) * piece) {
+                // Probably in another core's cache, or in memory.
+                prefetch_slice(row(r));
+                let x = match norm {
+                    Some(norm) => {
+                        let cols = row(r).len();
+                        scratch.floats.resize(scratch.floats.len().max(cols), 0.0);
+                        (self.kernels.norm)(norm, row(r), &mut scratch.floats[..cols]);
+                        &scratch.floats[..cols]
+                    }
+                    None => row(r),
+                };
+                round(r, x);
+            }
+        });
     }
 }

@@ -4,18 +4,21 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use half::bf16;
 use tallow_core::ops::{Ffn, Lora, LoraDelta, lora_deltas};
 use tallow_core::{DType, LinearWeights, LoraRows, Memory, Result, Tensor, Weight};
 
 use super::device::Cpu;
 use super::ffn::activation_inputs;
-use super::input::{LinearInput, QuantizedRows};
+use super::input::{Bf16Rows, LinearInput, QuantizedRows};
 use super::linear::{OutputColumns, source};
 use crate::gemm::Sums;
 use crate::kernels::Kernels;
-use crate::linear::{AddToSums, LinearScratch, LinearTask, MatrixSource, Product, add_product, linear};
+use crate::linear::{
+    AddToSums, InputType, LinearScratch, LinearTask, MatrixSource, Product, add_product, linear,
+};
 use crate::mat::{Mat, MatMut};
-use crate::pack::CHUNK;
+use crate::pack::{CHUNK, SUBBLOCK};
 use crate::pool::First;
 use crate::quantize::QuantizeOut;
 
@@ -30,7 +33,8 @@ struct LoraDeltas<'a> {
     b: Vec<LoraBProduct<'a>>,
     /// [rows, ranks side by side]: scratch for the results of the A products.
     ax: Option<Tensor<Cpu>>,
-    /// The same quantized, for B weights that take quantized rows.
+    /// The same in bf16, and quantized, for B weights that take it so.
+    bf16_ax: Option<Bf16Rows>,
     quantized_ax: Option<QuantizedRows>,
 }
 
@@ -40,14 +44,20 @@ struct LoraAProduct<'a> {
     w: MatrixSource<'a>,
     rows: Range<usize>,
     scale: f32,
-    /// First column of its result in `ax`, and first chunk in `quantized_ax`.
+    /// First column of its result in `ax`, first sub-block in `bf16_ax`, and first chunk in `quantized_ax`.
     column: usize,
+    subblock: usize,
     chunk: usize,
 }
 
 impl LoraAProduct<'_> {
     fn columns(&self) -> Range<usize> {
         self.column..self.column + self.weight.rows()
+    }
+
+    fn bf16_columns(&self) -> Range<usize> {
+        let first = self.subblock * SUBBLOCK;
+        first..first + self.weight.rows().next_multiple_of(SUBBLOCK)
     }
 }
 
@@ -70,25 +80,30 @@ impl<'a> LoraDeltas<'a> {
         let mut all = LoraDeltas::default();
         all.a.reserve(layers.len());
         all.b.reserve(layers.len());
-        let (mut column, mut chunk) = (0, 0);
+        let (mut column, mut subblock, mut chunk) = (0, 0, 0);
         for LoraDelta { layer, rows: of, pair, scale, .. } in lora_deltas(layers, adapters) {
             // Layers fused into one tensor share one A product.
             let same = |a: &LoraAProduct<'_>| Rc::ptr_eq(a.weight, &pair.a) && a.rows == of;
             let a = all.a.iter().position(same).unwrap_or(all.a.len());
             if a == all.a.len() {
                 let weight = &pair.a;
-                all.a.push(LoraAProduct { weight, w: source(weight), rows: of, scale, column, chunk });
+                let w = source(weight);
+                all.a.push(LoraAProduct { weight, w, rows: of, scale, column, subblock, chunk });
                 column += pair.rank();
+                subblock += pair.rank().div_ceil(SUBBLOCK);
                 chunk += pair.rank().div_ceil(CHUNK);
             }
             all.b.push(LoraBProduct { layer, a, w: source(&pair.b) });
         }
         if !all.a.is_empty() {
             all.ax = Some(b.alloc(DType::F32, rows, column)?);
-            let mut row_sums = all.b.iter().filter_map(|b_product| b.row_sums(&b_product.w)).peekable();
+            let types = || all.b.iter().map(|b_product| b.input_type(&b_product.w));
+            let takes_bf16 = types().any(|of| of == InputType::Bf16);
+            let bf16 = takes_bf16.then(|| Bf16Rows::new(b, rows, subblock * SUBBLOCK));
+            let mut row_sums = types().filter_map(InputType::row_sums).peekable();
             let quantized =
                 row_sums.peek().is_some().then(|| QuantizedRows::new(b, rows, chunk * CHUNK, row_sums));
-            all.quantized_ax = quantized.transpose()?;
+            (all.bf16_ax, all.quantized_ax) = (bf16.transpose()?, quantized.transpose()?);
         }
         Ok(all)
     }
@@ -100,9 +115,11 @@ impl<'a> LoraDeltas<'a> {
 
     /// The products over the input `x` of the layers.
     fn over<'t>(&'t self, k: &'static Kernels, x: &'t LinearInput) -> LoraPhase<'t> {
+        let bf16_writer = self.bf16_ax.as_ref().map(Bf16Rows::writer);
         let writer = self.quantized_ax.as_ref().map(QuantizedRows::writer);
         let Some(ax) = &self.ax else {
-            return LoraPhase { k, pieces: Vec::new(), writer, terms: Vec::new(), first: First::new(0) };
+            let (pieces, terms) = (Vec::new(), Vec::new());
+            return LoraPhase { k, pieces, bf16_writer, writer, terms, first: First::new(0) };
         };
         let count = self.a.iter().map(|a| a.rows.len().div_ceil(PIECE_ROWS)).sum();
         let (mut pieces, mut terms) = (Vec::with_capacity(count), Vec::with_capacity(self.b.len()));
@@ -113,25 +130,36 @@ impl<'a> LoraDeltas<'a> {
                 let rows = first..a.rows.end.min(first + PIECE_ROWS);
                 let mut task = LinearTask::plain(product, rows, to.columns(a.columns()));
                 task.output.scale = a.scale;
-                pieces.push(Piece { task, ax: from.columns(a.columns()), chunk: a.chunk });
+                let (ax, bf16) = (from.columns(a.columns()), a.bf16_columns());
+                pieces.push(Piece { task, ax, bf16, chunk: a.chunk });
             }
         }
         for LoraBProduct { layer, a, w } in &self.b {
             let a = &self.a[*a];
-            let quantized = self.quantized_ax.as_ref().and_then(|r| r.of(w.row_sums(k)?));
-            let quantized = quantized.map(|r| r.after(a.chunk));
-            let product = Product { w: *w, x: from.columns(a.columns()), quantized };
+            let (mut bf16, mut quantized) = (None, None);
+            match w.input(k) {
+                InputType::F32 => {}
+                InputType::Bf16 => {
+                    bf16 = self.bf16_ax.as_ref().map(|rows| rows.view().columns(a.bf16_columns()));
+                }
+                InputType::Quantized(sums) => {
+                    let rows = self.quantized_ax.as_ref().and_then(|rows| rows.of(sums));
+                    quantized = rows.map(|rows| rows.after(a.chunk));
+                }
+            }
+            let product = Product { w: *w, x: from.columns(a.columns()), bf16, quantized };
             terms.push(LoraTerm { layer: *layer, product, rows: a.rows.clone() });
         }
-        LoraPhase { k, first: First::new(pieces.len()), pieces, writer, terms }
+        LoraPhase { k, first: First::new(pieces.len()), pieces, bf16_writer, writer, terms }
     }
 }
 
 /// An A product for some rows.
 struct Piece<'a> {
     task: LinearTask<'a>,
-    /// Its result, and the first chunk to which that is quantized, if it is.
+    /// Its result, the columns to which that is rounded, and the first chunk to which it is quantized, if it is.
     ax: Mat<'a, f32>,
+    bf16: Range<usize>,
     chunk: usize,
 }
 
@@ -148,6 +176,7 @@ struct LoraTerm<'a> {
 struct LoraPhase<'a> {
     k: &'static Kernels,
     pieces: Vec<Piece<'a>>,
+    bf16_writer: Option<MatMut<'a, bf16>>,
     writer: Option<QuantizeOut<'a>>,
     /// Terms of the deltas, in the order of their layers.
     terms: Vec<LoraTerm<'a>>,
@@ -158,8 +187,14 @@ impl LoraPhase<'_> {
     /// Computes the A pieces that no thread has taken yet. Every piece of the phase begins with this.
     fn help(&self, scratch: &mut LinearScratch) {
         self.first.help(|i| {
-            let Piece { task, ax, chunk } = &self.pieces[i];
+            let Piece { task, ax, bf16, chunk } = &self.pieces[i];
             linear(self.k, task, 0..task.outputs(), scratch);
+            if let Some(to) = &self.bf16_writer {
+                for row in task.rows.clone() {
+                    // SAFETY: nobody else has this piece, and no piece has another's rows and columns.
+                    (self.k.to_bf16)(ax.row(row), unsafe { to.part(row, bf16.clone()) });
+                }
+            }
             if let Some(to) = &self.writer {
                 task.rows.clone().for_each(|row| (self.k.quantize)(to, row, *chunk, ax.row(row)));
             }

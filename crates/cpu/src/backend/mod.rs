@@ -382,6 +382,7 @@ mod tests {
 
     use super::*;
     use crate::isa::Isa;
+    use crate::kernels::Kernels;
 
     /// A device with that instruction set, or the scalar one where this machine lacks it.
     fn cpu(isa: Isa, threads: usize, arithmetic: Arithmetic) -> Cpu {
@@ -392,8 +393,10 @@ mod tests {
     /// The suite with all that it compares in CI, and not every row of long attention elsewhere; in brief where this machine
     /// lacks the instruction set, since the scalar kernels have a suite of their own.
     fn sampled(suite: Suite, isa: Isa) -> Suite {
+        let has_bf16 = Kernels::new(isa).is_some_and(|kernels| kernels.bf16.is_some());
+        let bf16_inputs = has_bf16 && suite.arithmetic == Arithmetic::Fast;
         match isa.is_available() {
-            true => Suite { every_row: tallow_support::ci(), ..suite },
+            true => Suite { every_row: tallow_support::ci(), bf16_inputs, ..suite },
             false => suite.brief(),
         }
     }
@@ -428,6 +431,7 @@ mod tests {
         avx2: Isa::Avx2, 2;
         avxvnni: Isa::AvxVnni, 2;
         avx512: Isa::Avx512, 2;
+        avx512bf16: Isa::Avx512Bf16, 2;
         best: Isa::best(), 3;
         one_thread: Isa::best(), 1;
     }

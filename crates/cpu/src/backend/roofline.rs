@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use tallow_core::Arithmetic;
+use tallow_core::{Arithmetic, Format};
 
 use super::device::Cpu;
 
@@ -27,11 +27,15 @@ impl Cpu {
         best(3, pass)
     }
 
-    /// Operations per second of all threads together: on `f32`, or on 8-bit integers where weights are in blocks and
-    /// arithmetic is fast.
-    pub fn multiply_speed(&self, blocks: bool) -> f64 {
-        let int8 = blocks && self.arithmetic == Arithmetic::Fast;
-        let multiply = if int8 { self.kernels.multiply_int8 } else { self.kernels.multiply };
+    /// Operations per second of all threads together, on what weights of a format are multiplied with: `f32`, bf16 or 8-bit
+    /// integers.
+    pub fn multiply_speed(&self, weights: Format) -> f64 {
+        let multiply = match weights {
+            _ if self.arithmetic == Arithmetic::Exact => self.kernels.multiply,
+            Format::BF16 => self.kernels.multiply_bf16.unwrap_or(self.kernels.multiply),
+            format if format.is_plain() || format == Format::F8 => self.kernels.multiply,
+            _ => self.kernels.multiply_int8,
+        };
         const ROUNDS: usize = 1 << 16;
         let pieces = 16 * self.threads();
         let pass = || {

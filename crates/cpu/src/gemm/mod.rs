@@ -19,6 +19,9 @@
 //!                    or activation of gate and up
 //! ```
 //!
+//! BF16 weights go from memory to registers or tiles for any number of rows, where the CPU has dot products of pairs (`bf16_pairs`,
+//! `amx::bf16`).
+//!
 //! All take some rows of input at a time, as many as fit into registers (`rows`). Weights of signed bytes take GEMV for
 //! more rows on some instruction sets (`GEMV_MAX_ROWS_OF_BYTES`).
 //!
@@ -29,6 +32,8 @@
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod bf16_pairs;
 mod epilogue;
 mod gemv;
 mod rows;
@@ -36,13 +41,17 @@ mod tiles;
 mod unpack;
 
 use std::marker::PhantomData;
+use std::ops::Range;
+
+use half::bf16;
 
 pub(crate) use epilogue::{Activated, Finish, OutputTask, activate_sums, finish};
 pub(crate) use gemv::{GemvRows, GemvTask, gemv};
 pub(crate) use tiles::{FloatGemmTask, GemmTask, gemm, gemm_float};
 pub(crate) use unpack::{Chunk, Plain, prefetch_strided, unpack, unpack_plain};
 
-use crate::pack::{CHUNK, HasPackedKind, ROWS};
+use crate::mat::Mat;
+use crate::pack::{CHUNK, HasPackedKind, PackedWeights, ROWS};
 use crate::simd::{IntKind, RunKind, StepKind};
 
 /// Sums of one row of input with the 32 rows of a pair of panels.
@@ -52,6 +61,18 @@ pub(crate) struct Sums(pub [[f32; ROWS]; 2]);
 
 impl Sums {
     pub(crate) const ZERO: Sums = Sums([[0.0; ROWS]; 2]);
+}
+
+/// A pair of BF16 panels, to be multiplied with rows of bf16.
+pub(crate) struct Bf16Task<'a> {
+    pub w: PackedWeights<'a>,
+    pub pair: usize,
+    /// [rows, inputs], with zeros up to a whole number of sub-blocks, and as many rows more as a tile may read past the last.
+    pub x: Mat<'a, bf16>,
+    /// Rows of the input.
+    pub rows: Range<usize>,
+    /// Sums of each of `rows`. Those of an unused panel are arbitrary.
+    pub sums: &'a mut [Sums],
 }
 
 /// Summation of the products of a `PackedKind`.

@@ -8,6 +8,7 @@
 //! As for [`kernels`](crate::kernels): call only on a CPU with AMX, in a process that may use it (see
 //! [`Isa`](crate::Isa)).
 
+pub(crate) mod bf16;
 mod int_scales;
 mod runs;
 

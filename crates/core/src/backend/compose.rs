@@ -114,7 +114,7 @@ pub fn linear_heads<B: Backend>(b: &B, op: &LinearHeads<'_, B>) -> Result<Tensor
     Ok(y)
 }
 
-/// The layers without adapters; then, for each row range with an adapter, `y += scale * b · (a · x)`.
+/// The layers without adapters; then, for each row range with an adapter, `y += b · (scale * a · x)`.
 pub fn lora<B: Backend>(b: &B, op: &Lora<'_, B>) -> Result<Tensor<B>> {
     let y = match (op.weights, op.norm) {
         ([weights], None) => b.run(Linear { x: op.x, weights, epilogue: op.epilogue })?,
@@ -129,19 +129,22 @@ pub fn lora<B: Backend>(b: &B, op: &Lora<'_, B>) -> Result<Tensor<B>> {
     // Layers of one checkpoint tensor share `lora_a`, whose product is computed once.
     let mut products: Vec<(LoraDelta<'_, B>, Tensor<B>)> = Vec::new();
     for delta in deltas {
-        let same =
-            |(a, _): &&(LoraDelta<'_, B>, _)| Rc::ptr_eq(&a.pair.a, &delta.pair.a) && a.rows == delta.rows;
+        let same = |(a, _): &&(LoraDelta<'_, B>, _)| {
+            Rc::ptr_eq(&a.pair.a, &delta.pair.a) && a.rows == delta.rows && a.scale == delta.scale
+        };
         let ax = match products.iter().find(same) {
             Some((_, ax)) => ax.clone(),
             None => {
                 let x = x.row_range(delta.rows.clone());
                 let weights = &LinearWeights::new(Weight::clone(&delta.pair.a), None);
-                b.run(Linear { x: &x, weights, epilogue: Epilogue::NONE })? // [some, rank]
+                // The scale comes first, since a device may round this product.
+                let epilogue = Epilogue { scale: delta.scale, ..Epilogue::NONE };
+                b.run(Linear { x: &x, weights, epilogue })? // [some, rank]
             }
         };
         let to = y.row_range(delta.rows.clone()).col_range(delta.columns.clone());
         let weights = &LinearWeights::new(delta.pair.b.clone(), None);
-        let epilogue = Epilogue { scale: delta.scale * op.epilogue.scale, ..Epilogue::add_to(&to) };
+        let epilogue = Epilogue { scale: op.epilogue.scale, ..Epilogue::add_to(&to) };
         let sum = b.run(Linear { x: &ax, weights, epilogue })?; // [some, outputs]
         b.run(Copy { from: &sum, to: &to })?;
         products.push((delta, ax));

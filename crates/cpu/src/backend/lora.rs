@@ -1,4 +1,4 @@
-//! LoRA deltas of linear layers: y += scale * B (A x). The A products come first in a phase; the B products are added
+//! LoRA deltas of linear layers: y += B (scale * A x). The A products come first in a phase; the B products are added
 //! to the layers' own sums before the epilogue or the activation.
 
 use std::ops::Range;
@@ -83,7 +83,8 @@ impl<'a> LoraDeltas<'a> {
         let (mut column, mut subblock, mut chunk) = (0, 0, 0);
         for LoraDelta { layer, rows: of, pair, scale, .. } in lora_deltas(layers, adapters) {
             // Layers fused into one tensor share one A product.
-            let same = |a: &LoraAProduct<'_>| Rc::ptr_eq(a.weight, &pair.a) && a.rows == of;
+            let same =
+                |a: &LoraAProduct<'_>| Rc::ptr_eq(a.weight, &pair.a) && a.rows == of && a.scale == scale;
             let a = all.a.iter().position(same).unwrap_or(all.a.len());
             if a == all.a.len() {
                 let weight = &pair.a;

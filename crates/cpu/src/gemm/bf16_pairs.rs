@@ -14,10 +14,12 @@ use std::marker::PhantomData;
 use super::rows::{RowKernel, in_tiles};
 use super::{Bf16Task, prefetch_strided};
 use crate::pack::{CHUNK, LINE, ROWS};
-use crate::simd::Avx512;
+use crate::simd::{Avx512, Lines};
 
 /// Lines that are prefetched together.
 const SOME: usize = 4;
+/// Lines between one that is multiplied and one that is prefetched into the nearest cache.
+const AHEAD: usize = 12;
 
 /// Multiplies the pair with all rows.
 ///
@@ -97,6 +99,9 @@ impl<const T: usize, const P: usize> Tile<T, P> {
                     for w in self.w {
                         let from = w.wrapping_add(some * LINE + other);
                         prefetch_strided::<Avx512>(from, from.wrapping_add(SOME * LINE));
+                        for line in 0..SOME {
+                            Avx512::prefetch_next(w.wrapping_add((some + AHEAD + line) * LINE));
+                        }
                     }
                 }
                 let end = self.lines.min(some + SOME);

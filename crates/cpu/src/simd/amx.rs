@@ -15,6 +15,8 @@ pub(crate) enum TileShapes {
     Runs,
     /// All are 16 rows of 64 bytes.
     Full,
+    /// 0 to 3 are sums of so many rows, 1 to 16, 4 and 5 their inputs, 6 and 7 weights. Fewer rows take less time.
+    Rows(u8),
 }
 
 /// Tile configuration, as `ldtilecfg` reads it.
@@ -32,11 +34,12 @@ impl Config {
     const fn new(shapes: TileShapes) -> Config {
         let (mut widths, mut rows) = ([0; 16], [0; 16]);
         let full = (ROWS, LINE);
-        let (input, weights) = match shapes {
-            TileShapes::Runs => ((ROWS, LINE / 2), (ROWS / 2, LINE)),
-            TileShapes::Full => (full, full),
+        let (sums, input, weights) = match shapes {
+            TileShapes::Runs => (full, (ROWS, LINE / 2), (ROWS / 2, LINE)),
+            TileShapes::Full => (full, full, full),
+            TileShapes::Rows(rows) => ((rows, LINE), (rows, LINE), full),
         };
-        let shapes = [full, full, full, full, input, input, weights, weights];
+        let shapes = [sums, sums, sums, sums, input, input, weights, weights];
         let mut i = 0;
         while i < shapes.len() {
             (rows[i], widths[i]) = shapes[i];
@@ -44,6 +47,17 @@ impl Config {
         }
         Config { palette: 1, start_row: 0, reserved: [0; 14], widths, rows }
     }
+
+    /// [`TileShapes::Rows`] of each number of rows; of none, for which there is no configuration, those of one.
+    const OF_ROWS: [Config; ROWS as usize + 1] = {
+        let mut all = [const { Config::new(TileShapes::Rows(1)) }; ROWS as usize + 1];
+        let mut rows = 1;
+        while rows <= ROWS {
+            all[rows as usize] = Config::new(TileShapes::Rows(rows));
+            rows += 1;
+        }
+        all
+    };
 }
 
 /// Configures this thread's tile registers.
@@ -63,6 +77,7 @@ pub(crate) unsafe fn configure(shapes: TileShapes) {
         let config = match shapes {
             TileShapes::Runs => const { &Config::new(TileShapes::Runs) },
             TileShapes::Full => const { &Config::new(TileShapes::Full) },
+            TileShapes::Rows(rows) => &(const { &Config::OF_ROWS })[usize::from(rows)],
         };
         // SAFETY: the configuration is 64 bytes in the format that the instruction reads; the caller guarantees that
         // the CPU has it.

@@ -1,8 +1,8 @@
 //! BF16 weights: 16 lines of a panel, of 32 inputs, are a tile as they are, and are multiplied from where they lie.
 //!
 //! A tile adds the products of its even inputs and those of its odd inputs, each in order, and then both to the sum, with
-//! denormals taken for zero. No vector instruction does that, so tiles serve any number of rows: a tile of one row, too,
-//! multiplies more bytes of weights in a cycle than a core reads.
+//! denormals taken for zero. No vector instruction does that, so tiles serve any number of rows: those of one row, too, multiply
+//! more bytes of weights in a cycle than a core reads.
 //!
 //! # Safety
 //!
@@ -13,8 +13,8 @@ use std::arch::asm;
 use crate::gemm::{Bf16Task, Sums, prefetch_strided};
 use crate::pack::{CHUNK, LINE, ROWS, SUBBLOCK};
 use crate::quantize::TILE;
-use crate::simd::Avx512;
 use crate::simd::amx::{TileShapes, configure};
+use crate::simd::{Avx512, Lines};
 
 /// Bytes of a tile: 16 lines.
 const TILE_BYTES: usize = TILE * LINE;
@@ -28,15 +28,17 @@ struct Rest([u8; TILE_BYTES]);
 
 /// Multiplies the pair with all rows.
 pub(crate) unsafe fn multiply(t: &mut Bf16Task<'_>) {
+    let few = u8::try_from(t.sums.len()).ok().filter(|rows| usize::from(*rows) <= TILE);
     // SAFETY: the caller upholds this function's contract.
-    unsafe { configure(TileShapes::Full) };
+    unsafe { configure(few.map_or(TileShapes::Full, TileShapes::Rows)) };
     let mut spare = [Sums::ZERO; 2 * TILE];
+    // Only the last chunk has a rest.
+    let mut last = [Rest([0; TILE_BYTES]); 2];
     for start in (0..t.w.cols).step_by(CHUNK) {
         // Without a second panel its sums, which nobody uses, are those of the first.
         let chunks = [0, 1].map(|p| t.w.chunk(2 * t.pair + p.min(t.w.panels - 1), start / CHUNK));
         let inputs = chunks[0].1;
         let (whole, rest) = (inputs / STEP, inputs % STEP);
-        let mut last = [Rest([0; TILE_BYTES]); 2];
         if rest > 0 {
             for (to, (from, _)) in last.iter_mut().zip(chunks) {
                 let lines = &from[whole * TILE_BYTES..][..rest.div_ceil(2) * LINE];
@@ -46,7 +48,7 @@ pub(crate) unsafe fn multiply(t: &mut Bf16Task<'_>) {
         for (i, sums) in t.sums.chunks_mut(2 * TILE).enumerate() {
             let first = t.rows.start + 2 * TILE * i;
             let tiles = sums.len().div_ceil(TILE);
-            let is_whole = sums.len() == tiles * TILE;
+            let is_whole = sums.len() == tiles * TILE || few.is_some();
             if !is_whole {
                 spare[..sums.len()].copy_from_slice(sums);
             }
@@ -73,7 +75,7 @@ pub(crate) unsafe fn multiply(t: &mut Bf16Task<'_>) {
     }
 }
 
-/// Products of 16 or 32 rows with a chunk of two panels, which are added to their sums.
+/// Products of up to 16, or of 32, rows with a chunk of two panels, which are added to their sums.
 struct Product {
     /// The chunk's inputs of the first row, and the bytes from one row to the next.
     x: *const u8,
@@ -96,12 +98,17 @@ impl Product {
             for w in [w, v] {
                 let from = w.wrapping_add(other);
                 // SAFETY: a prefetch may be of any address; the caller guarantees the instruction set.
-                unsafe { prefetch_strided::<Avx512>(from, from.wrapping_add(TILE_BYTES)) };
+                unsafe {
+                    prefetch_strided::<Avx512>(from, from.wrapping_add(TILE_BYTES));
+                    for line in 0..TILE {
+                        Avx512::prefetch_next(w.wrapping_add(TILE_BYTES + line * LINE));
+                    }
+                }
             }
         }
     }
 
-    /// 16 rows.
+    /// A tile of rows.
     #[inline(always)]
     unsafe fn one(&self, weights: [*const u8; 2], whole: usize, rest: Option<[*const u8; 2]>) {
         // SAFETY: the caller upholds this function's contract.
@@ -141,7 +148,7 @@ impl Product {
         }
     }
 
-    /// 32 rows.
+    /// Two tiles of 16 rows.
     #[inline(always)]
     unsafe fn two(&self, weights: [*const u8; 2], whole: usize, rest: Option<[*const u8; 2]>) {
         // SAFETY: the caller upholds this function's contract.

@@ -9,7 +9,7 @@ mod gate;
 mod pieces;
 
 use std::any::Any;
-use std::cell::{Cell, UnsafeCell};
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,17 +55,9 @@ impl<S> Copy for Job<S> {}
 // SAFETY: the work is `Sync`, and the pointer is only dereferenced while `run` keeps the work alive.
 unsafe impl<S> Send for Job<S> {}
 
-/// The current job. The caller writes it while no worker is in a job, and workers that are in one read it.
-struct CurrentJob<S>(UnsafeCell<Option<Job<S>>>);
-
-// SAFETY: `Pool::share` writes it after `Gate::close` and before `Gate::open`, `Shared::worker` reads it between `Gate::enter` and
-// `Gate::leave`, and a pool has one caller at a time, as it is not `Sync`.
-unsafe impl<S> Sync for CurrentJob<S> {}
-
 struct Shared<S> {
-    gate: Gate,
+    gate: Gate<Job<S>>,
     pieces: Pieces,
-    job: CurrentJob<S>,
     /// Nanoseconds for which all threads together have worked on a timed job.
     worked: AtomicU64,
     /// Payload of the first panic in a piece.
@@ -106,12 +98,8 @@ impl<S: Default + 'static> Shared<S> {
                 return;
             }
             seen = number.number();
-            if self.gate.enter(index, number) {
-                // SAFETY: this thread is in the job, so it is not written (see `CurrentJob`).
-                let job = unsafe { *self.job.0.get() };
-                if let Some(job) = job {
-                    self.work((number, job), index + 1, &mut scratch);
-                }
+            if let Some(job) = self.gate.enter(index, number) {
+                self.work((number, job), index + 1, &mut scratch);
                 self.gate.leave(index);
             }
         }
@@ -120,7 +108,7 @@ impl<S: Default + 'static> Shared<S> {
     /// Waits for a job other than number `seen`, or for the stop: spins, then yields, then sleeps. Returns the current job.
     fn wait(&self, index: usize, seen: usize) -> JobWord {
         let news = || {
-            let job = self.gate.job();
+            let job = self.gate.word();
             (job.number() != seen || self.stop.load(Ordering::SeqCst)).then_some(job)
         };
         for i in 0..SPINS + YIELDS {
@@ -151,7 +139,6 @@ impl<S: Default + 'static> Pool<S> {
         let shared = Arc::new(Shared {
             gate: Gate::new(extra),
             pieces: Pieces::new(extra + 1),
-            job: CurrentJob(UnsafeCell::new(None)),
             worked: AtomicU64::new(0),
             panic: Mutex::new(None),
             asleep: (0..extra).map(|_| CachePadded(AtomicBool::new(false))).collect(),
@@ -207,9 +194,8 @@ impl<S: Default + 'static> Pool<S> {
         // below waits for all of them before `work` is dropped.
         let work = unsafe { std::mem::transmute::<*const Work<'_, S>, *const Work<'static, S>>(work) };
         let (s, job) = (&*self.shared, Job { work, pieces, is_timed });
-        // SAFETY: no worker is in a job, as the last one was closed (see `CurrentJob`).
-        unsafe { *s.job.0.get() = Some(job) };
-        let number = s.gate.open();
+        // SAFETY: a pool has one caller at a time, as it is not `Sync`, and this function closes what it opens.
+        let number = unsafe { s.gate.open(job) };
         for (worker, asleep) in self.workers.iter().zip(&s.asleep) {
             if asleep.0.load(Ordering::SeqCst) {
                 worker.thread().unpark();

@@ -1,5 +1,6 @@
 //! [`Gate`]: lets workers into a job, and waits for those that are in it.
 
+use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Spins of who waits before it yields. About ten microseconds.
@@ -9,15 +10,23 @@ pub(super) const SPINS: u32 = 2_000;
 #[repr(align(128))]
 pub(super) struct CachePadded<T>(pub T);
 
-/// The current job's word, and for each worker that of the job that it is in. A worker that comes too late cannot join, so nobody
+/// The current job, and for each worker the word of the job that it is in. A worker that comes too late cannot join, so nobody
 /// waits for a thread that has lost its core.
 ///
 /// Each word is written by one thread alone: with many threads, a word that all write to would go from core to core and take
-/// longer than a short op.
-pub(super) struct Gate {
-    job: CachePadded<AtomicUsize>,
+/// longer than a short op. The job is in the cache line of its word, which workers read anyway.
+pub(super) struct Gate<J> {
+    current: CachePadded<Current<J>>,
     inside: Vec<CachePadded<AtomicUsize>>,
 }
+
+struct Current<J> {
+    word: AtomicUsize,
+    job: UnsafeCell<Option<J>>,
+}
+
+// SAFETY: the job is written by `open`, while no worker is inside, and read by workers that are.
+unsafe impl<J: Copy + Send> Sync for Gate<J> {}
 
 /// A job's number, and whether it may still be joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,37 +41,45 @@ impl JobWord {
     }
 }
 
-impl Gate {
-    pub(super) fn new(workers: usize) -> Gate {
+impl<J: Copy + Send> Gate<J> {
+    pub(super) fn new(workers: usize) -> Gate<J> {
         let inside = (0..workers).map(|_| CachePadded(AtomicUsize::new(0))).collect();
-        Gate { job: CachePadded(AtomicUsize::new(0)), inside }
+        let current = Current { word: AtomicUsize::new(0), job: UnsafeCell::new(None) };
+        Gate { current: CachePadded(current), inside }
     }
 
-    /// The current job.
-    pub(super) fn job(&self) -> JobWord {
-        JobWord(self.job.0.load(Ordering::SeqCst))
+    /// The current job's word.
+    pub(super) fn word(&self) -> JobWord {
+        JobWord(self.current.0.word.load(Ordering::SeqCst))
     }
 
-    /// Opens a new job. Only called when the last one is over.
-    pub(super) fn open(&self) -> JobWord {
-        let job = JobWord((self.job().number().wrapping_add(1)).wrapping_mul(2) | JobWord::OPEN);
-        self.job.0.store(job.0, Ordering::SeqCst);
-        job
+    /// Opens a new job.
+    ///
+    /// # Safety
+    ///
+    /// One thread alone opens and closes jobs, each after the last one.
+    pub(super) unsafe fn open(&self, job: J) -> JobWord {
+        let word = JobWord((self.word().number().wrapping_add(1)).wrapping_mul(2) | JobWord::OPEN);
+        // SAFETY: the last job is closed, so no worker is inside.
+        unsafe { *self.current.0.job.get() = Some(job) };
+        self.current.0.word.store(word.0, Ordering::SeqCst);
+        word
     }
 
     /// Joins a job if it may still be joined.
-    pub(super) fn enter(&self, worker: usize, job: JobWord) -> bool {
-        if job.0 & JobWord::OPEN == 0 {
-            return false;
+    pub(super) fn enter(&self, worker: usize, word: JobWord) -> Option<J> {
+        if word.0 & JobWord::OPEN == 0 {
+            return None;
         }
         // Either this thread sees that the job is closed, or the one that closes it sees that this thread is inside: both write
         // before they read, and all is `SeqCst`.
-        self.inside[worker].0.store(job.0, Ordering::SeqCst);
-        let joined = self.job() == job;
-        if !joined {
-            self.leave(worker);
+        self.inside[worker].0.store(word.0, Ordering::SeqCst);
+        if self.word() == word {
+            // SAFETY: this thread is inside, so the job is not written.
+            return unsafe { *self.current.0.job.get() };
         }
-        joined
+        self.leave(worker);
+        None
     }
 
     /// Leaves the job that the worker is in. Who closes it sees what the worker has written.
@@ -72,14 +89,55 @@ impl Gate {
 
     /// Stops workers from joining, and waits until all have left.
     pub(super) fn close(&self) {
-        let job = self.job();
-        self.job.0.store(job.0 & !JobWord::OPEN, Ordering::SeqCst);
+        let word = self.word().0;
+        self.current.0.word.store(word & !JobWord::OPEN, Ordering::SeqCst);
         for inside in &self.inside {
             let mut turns = 0;
-            while inside.0.load(Ordering::SeqCst) == job.0 {
+            while inside.0.load(Ordering::SeqCst) == word {
                 turns += 1;
                 if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    /// Workers come at any time, and what a job borrows must be there while they are in it.
+    #[test]
+    fn workers_are_in_no_job_but_the_current_one() {
+        const WORKERS: usize = 5;
+        let (gate, current, over) = (Gate::new(WORKERS), AtomicUsize::new(0), AtomicBool::new(false));
+        let joined = AtomicUsize::new(0);
+        let work = &|worker: usize| {
+            while !over.load(Ordering::Relaxed) {
+                let word = gate.word();
+                let Some(job) = gate.enter(worker, word) else { continue };
+                for _ in 0..3 {
+                    assert_eq!((job, current.load(Ordering::Relaxed)), (word.number(), word.number()));
+                }
+                joined.fetch_add(1, Ordering::Relaxed);
+                gate.leave(worker);
+            }
+        };
+        std::thread::scope(|scope| {
+            for worker in 0..WORKERS {
+                scope.spawn(move || work(worker));
+            }
+            for job in 1..=50_000 {
+                current.store(job, Ordering::Relaxed);
+                // SAFETY: this thread alone opens and closes jobs.
+                assert_eq!(unsafe { gate.open(job) }.number(), job);
+                (0..50).for_each(|_| std::hint::spin_loop());
+                gate.close();
+                current.store(0, Ordering::Relaxed);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        assert!(joined.into_inner() > 0);
     }
 }

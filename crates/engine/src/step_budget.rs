@@ -21,6 +21,8 @@ const ALL: Duration = Duration::from_millis(500);
 /// Maximum start position of the timed tokens: later positions attend to more tokens and take longer.
 const DEEP: usize = 2048;
 
+/// Most tokens of a step whose cost must be known for drafts.
+const FEW: usize = 4;
 /// Times that each step is timed for drafts: the first time touches memory, or compiles kernels.
 const DRAFT_ROUNDS: usize = 2;
 
@@ -96,7 +98,7 @@ pub fn draft_costs<B: Backend>(
     let start = (limits.context / 4).min(DEEP / 4);
     let most = limits.decode_budget.min(limits.context - start);
     // Few rows of logits: each takes as many bytes as the vocabulary has.
-    let rows = (2 * limits.slots).max(StepCost::SIZES[1]);
+    let rows = (2 * limits.slots).max(FEW);
     let step = step_cost(most.min(rows), |tokens| {
         time_step(runner, start, tokens, LogitsRows::All { last: true }, page_len)
     })?;
@@ -119,7 +121,7 @@ pub fn draft_costs<B: Backend>(
     Ok(Some(DraftCosts::new(step, guess.map(|step| DraftModelCost { step, context, mtp }))))
 }
 
-/// Costs of steps of up to `most` tokens. Those of four tokens are timed however long they take, others for
+/// Costs of steps of up to `most` tokens. Those of up to four tokens are timed however long they take, others for
 /// half a second at most. `None` if no step has more than one token.
 fn step_cost(
     most: usize,
@@ -130,7 +132,7 @@ fn step_cost(
     let begun = Instant::now();
     for round in 0..DRAFT_ROUNDS {
         for (i, tokens) in sizes.clone().enumerate() {
-            if begun.elapsed() > ALL && (round > 0 || i > 1) {
+            if begun.elapsed() > ALL && (round > 0 || tokens > FEW) {
                 break;
             }
             let took = time(tokens)?;

@@ -76,8 +76,8 @@ impl StepCosts {
 }
 
 impl StepCost {
-    /// Tokens of the steps that are measured.
-    pub const SIZES: [usize; 4] = [1, 4, 16, 64];
+    /// Tokens of the steps that are measured. CPUs take another kernel from 5, 13 or 32 rows on, and costs jump there.
+    pub const SIZES: [usize; 8] = [1, 2, 4, 8, 12, 16, 32, 64];
 
     /// By the times of the first sizes, at least two; the others go on as the last two do.
     pub fn measured(times: &[Duration]) -> Option<StepCost> {
@@ -188,9 +188,21 @@ fn pays(cost: f32, wrong: f32) -> f32 {
 mod tests {
     use super::*;
 
+    /// By the milliseconds of the first sizes.
     fn measured(ms: &[u64]) -> StepCost {
         let times: Vec<Duration> = ms.iter().copied().map(Duration::from_millis).collect();
         StepCost::measured(&times).unwrap()
+    }
+
+    /// By the milliseconds of 1, 4, 16 and 64 tokens, with the other sizes on the lines between.
+    fn by_lines(ms: [u64; 4]) -> StepCost {
+        let places = [1, 4, 16, 64];
+        let of = |tokens: usize| {
+            let i = places[1..3].partition_point(|place| *place < tokens);
+            let (from, to) = (places[i] as u64, places[i + 1] as u64);
+            ms[i] + (ms[i + 1] - ms[i]) * (tokens as u64 - from) / (to - from)
+        };
+        measured(&StepCost::SIZES.map(of))
     }
 
     fn close(got: f32, expected: f32) {
@@ -199,17 +211,20 @@ mod tests {
 
     #[test]
     fn costs_lie_on_the_lines_between_what_is_measured() {
-        let cost = measured(&[1000, 1300, 3700, 13300]);
+        let cost = by_lines([1000, 1300, 3700, 13300]);
         for (tokens, expected) in
             [(1, 1.0), (4, 1.3), (10, 2.5), (16, 3.7), (40, 8.5), (64, 13.3), (84, 17.3)]
         {
             close(cost.of(tokens), expected);
         }
         // Sizes that were not measured go on as those before; time that a larger step seems to save does not count.
-        close(measured(&[1000, 1300]).of(101), 11.0);
+        close(measured(&[1000, 1300]).of(101), 31.0);
         let cost = measured(&[1000, 500, 500, 9000]);
+        close(cost.of(2), 1.01);
         close(cost.of(4), 1.03);
-        close(cost.of(16), 1.15);
+        // A jump is where it is, and not on a long line.
+        let cost = measured(&[100, 100, 100, 100, 100, 500, 500]);
+        assert!(cost.of(12) < 0.12 && cost.of(16) > 0.49, "{cost:?}");
         assert_eq!(StepCost::measured(&[Duration::from_secs(1)]), None);
     }
 
@@ -235,8 +250,7 @@ mod tests {
     /// Eight sequences of a token each cost more than eight tokens of one: that says nothing of drafts for one.
     #[test]
     fn costs_are_learned_by_the_number_of_sequences() {
-        let at_load = [100, 130, 250, 730];
-        let mut costs = DraftCosts::new(measured(&at_load), None);
+        let mut costs = DraftCosts::new(by_lines([100, 130, 250, 730]), None);
         let fresh = costs.of_guess(1, 3, false);
         for _ in 0..300 {
             costs.step.learn(8, 8, Duration::from_millis(400));
@@ -258,7 +272,7 @@ mod tests {
     /// Where drafts are believed to be too dear there are none, so that only a step's first size is seen.
     #[test]
     fn what_is_not_seen_is_forgotten() {
-        let mut cost = measured(&[100, 130, 250, 730]);
+        let mut cost = by_lines([100, 130, 250, 730]);
         for _ in 0..300 {
             cost.learn(4, Duration::from_millis(400));
         }
@@ -272,10 +286,10 @@ mod tests {
     /// Steps correct the costs: all of them where the machine is slower, those of a size where only that is dearer.
     #[test]
     fn costs_are_learned() {
-        let mut cost = measured(&[100, 130, 250, 730]);
+        let mut cost = by_lines([100, 130, 250, 730]);
         for _ in 0..300 {
             for tokens in [1, 16] {
-                let time = Duration::from_secs_f32(2.0 * measured(&[100, 130, 250, 730]).of(tokens));
+                let time = Duration::from_secs_f32(2.0 * by_lines([100, 130, 250, 730]).of(tokens));
                 cost.learn(tokens, time);
             }
         }

@@ -5,7 +5,9 @@
 //! ```
 //!
 //! For 1, 8 and 32 sequences of 200 tokens, in turns; medians of many steps, in µs: until all is recorded, and until it has
-//! been handed to the driver.
+//! been handed to the driver. Then loops of steps, in µs a step: of which nothing is read, of which the likeliest token is read
+//! before the next is launched, and after that, as the engine does it; and the host's time to launch a step and to wait for
+//! it.
 
 use std::error::Error;
 use std::ops::ControlFlow;
@@ -14,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use tallow_core::{Backend, DType, PageTable, Tensor};
 use tallow_engine::kv_cache::KvShape;
-use tallow_engine::runner::Runner;
+use tallow_engine::runner::{Launched, Runner, SampleInput};
+use tallow_engine::sampler::{Sampler, Sampling};
 use tallow_engine::scheduler::{Batch, BatchPart, LogitsRows, SeqId};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -53,7 +56,61 @@ fn main() -> Result<()> {
         });
         println!("| {sequences} | {by_op} | {replayed} | {all_by_op} | {all_replayed} |");
     }
+    println!("\n| sequences | nothing read | read before the next | read after | launching | waiting |");
+    println!("|---:|---:|---:|---:|---:|---:|");
+    for sequences in [1, 8, 32] {
+        println!("| {sequences} {}|", loops(&runner, sequences)?);
+    }
     Ok(())
+}
+
+/// Microseconds a step of loops of steps.
+fn loops(runner: &Runner<Wgpu>, sequences: usize) -> Result<String> {
+    let sampler = Sampler::new(Sampling::greedy(), &[]);
+    let asked: Vec<SampleInput<'_>> =
+        (0..sequences).map(|_| SampleInput { prompt: &[], input: None, sampler: &sampler }).collect();
+    let answered: Vec<_> = asked.iter().copied().map(Some).collect();
+    let micros = |time: Duration| time.as_micros() / STEPS as u128;
+    let mut row = String::new();
+    for kind in 0..3 {
+        runner.backend().sync()?;
+        let (begun, mut launching, mut waiting) = (Instant::now(), Duration::ZERO, Duration::ZERO);
+        let mut before: Option<(Batch, Launched<Wgpu>)> = None;
+        for step in 0..STEPS {
+            let mut batch = batch(runner, sequences, step);
+            if kind == 0 {
+                runner.logits(&batch)?;
+                runner.backend().begin()?;
+                continue;
+            }
+            let last = before.take();
+            if kind == 2 && last.is_some() {
+                (0..).zip(&mut batch.parts).for_each(|(i, part)| part.follows = Some(i));
+            }
+            let now = Instant::now();
+            let launched = runner.launch_after(last.as_ref().map(|(_, l)| l), &batch, &asked)?;
+            launching += now.elapsed();
+            let now = Instant::now();
+            if kind == 1 {
+                runner.finish(launched, &batch, &answered)?;
+            } else {
+                if let Some((batch, launched)) = last {
+                    runner.finish(launched, &batch, &answered)?;
+                }
+                before = Some((batch, launched));
+            }
+            waiting += now.elapsed();
+        }
+        if let Some((batch, launched)) = before {
+            runner.finish(launched, &batch, &answered)?;
+        }
+        runner.backend().sync()?;
+        row += &format!("| {} ", micros(begun.elapsed()));
+        if kind == 2 {
+            row += &format!("| {} | {} ", micros(launching), micros(waiting));
+        }
+    }
+    Ok(row)
 }
 
 /// Time until a step is recorded, and until it is handed over; the device computes nothing else meanwhile.

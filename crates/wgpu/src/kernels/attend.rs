@@ -1,7 +1,7 @@
 //! Attention: one kernel for prefill and decode (flash attention).
 //!
 //! A workgroup computes some query rows of one KV head: tokens times the query heads that share it (GQA). Positions are
-//! processed in tiles of 64 and segments of 512, cut at the same absolute positions for every token. Each segment has
+//! processed in tiles of 64 and segments of 128, cut at the same absolute positions for every token. Each segment has
 //! an online softmax of its own, and segments are merged in order. With few rows, segments are spread over workgroups
 //! (flash decoding) and merged by a second kernel in the same order, so a token's result does not depend on the rest of
 //! the batch.
@@ -19,8 +19,9 @@ use crate::gpu::{Access, Arg, Kernel, Launch};
 /// Positions per tile.
 const TILE: usize = 64;
 const _: () = assert!(ATTEND_TILE.is_multiple_of(TILE));
-/// Positions per segment, each with a softmax of its own.
-const SEGMENT: usize = 512;
+/// Positions per segment, each with a softmax of its own: few, as a tile takes a workgroup longer than all segments take to be
+/// merged.
+const SEGMENT: usize = 128;
 /// Most query rows per workgroup.
 const ROWS: usize = 16;
 /// Most elements of the query rows that a workgroup keeps in workgroup memory.
@@ -40,10 +41,10 @@ fn most_rows(dim: usize) -> usize {
     1 << (QUERIES / dim.max(1)).clamp(1, ROWS).ilog2()
 }
 
-/// Words of workgroup memory that a workgroup uses beside a chunk of keys: queries, weights, five numbers and a pair for
-/// each row, and the page indices of the tile.
+/// Words of workgroup memory that a workgroup uses beside a chunk of keys: queries, weights, five numbers, a pair and eight partial
+/// results for each row, and the page indices of the tile.
 fn words(rows: usize, dim: usize) -> usize {
-    rows * dim + rows * TILE + 7 * rows + TILE
+    rows * dim + rows * TILE + 15 * rows + TILE
 }
 
 /// Words of each key of a tile that are brought into workgroup memory at a time, where values are keys: a power of two, of
@@ -64,7 +65,8 @@ impl Wgpu {
         // past a sequence's end return at once.
         let segments = (plan.pages.cols() * plan.host().page_len).div_ceil(SEGMENT);
         let room = 4 * op.q.rows() * heads.q * segments * (heads.dim + 2);
-        let spread = segments > 1 && blocks * heads.kv < BUSY && room <= SPREAD;
+        let fits = room <= SPREAD && room as u64 <= self.gpu.most();
+        let spread = segments > 1 && blocks * heads.kv < BUSY && fits;
         let pages = Pages::new(&op.kv, heads, plan)?;
         let sinks = op.spec.sinks.is_some();
         let mut params = vec![

@@ -29,6 +29,9 @@ var<workgroup> rescale: array<f32, ROWS>;
 var<workgroup> total_max: array<f32, ROWS>;
 var<workgroup> total_sums: array<f32, ROWS>;
 var<workgroup> factors: array<vec2<f32>, ROWS>;
+// Of some positions of a tile each: the largest score, and then the sum of weights.
+const LANES = 8u;
+var<workgroup> partial: array<f32, ROWS * LANES>;
 var<workgroup> tile_pages: array<u32, TILE>;
 #if KEYS_AS_VALUES
 // Words of each of the tile's keys. Rows have one word more, which spreads them over memory banks.
@@ -191,9 +194,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
         weights[i] = score;
       }
       workgroupBarrier();
+      for (var i = id; i < ROWS * LANES; i += 128u) {
+        var m = MASKED;
+        for (var j = 0u; j < TILE / LANES; j++) { m = max(m, weights[i * (TILE / LANES) + j]); }
+        partial[i] = m;
+      }
+      workgroupBarrier();
       if (id < ROWS) {
         var m = max_score[id];
-        for (var j = 0u; j < TILE; j++) { m = max(m, weights[id * TILE + j]); }
+        for (var j = 0u; j < LANES; j++) { m = max(m, partial[id * LANES + j]); }
         rescale[id] = softmax_exp(max_score[id] - m);
         max_score[id] = m;
       }
@@ -203,9 +212,15 @@ fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) i
         weights[i] = select(softmax_exp(score - max_score[i / TILE]), 0.0, score == MASKED);
       }
       workgroupBarrier();
+      for (var i = id; i < ROWS * LANES; i += 128u) {
+        var sum = 0.0;
+        for (var j = 0u; j < TILE / LANES; j++) { sum = sum + weights[i * (TILE / LANES) + j]; }
+        partial[i] = sum;
+      }
+      workgroupBarrier();
       if (id < ROWS) {
         var sum = 0.0;
-        for (var j = 0u; j < TILE; j++) { sum = sum + weights[id * TILE + j]; }
+        for (var j = 0u; j < LANES; j++) { sum = sum + partial[id * LANES + j]; }
         sums[id] = fma(sums[id], rescale[id], sum);
       }
 #for R in 0..ROWS_EACH

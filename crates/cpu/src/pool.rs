@@ -165,16 +165,11 @@ impl<S: Default + 'static> Pool<S> {
             (0..pieces).for_each(|piece| work(scratch, piece));
             return;
         }
-        for first in (0..pieces).step_by(MOST) {
-            self.share(scratch, MOST.min(pieces - first), false, &|scratch: &mut S, piece| {
-                work(scratch, first + piece);
-            });
-        }
+        self.share(scratch, pieces, false, &work);
     }
 
     /// The same. Returns for how long the threads worked, as a mean over all of them.
     pub(crate) fn run_timed(&self, scratch: &mut S, pieces: usize, work: &Work<'_, S>) -> Duration {
-        debug_assert!(pieces <= MOST);
         let worked = if pieces <= 1 || self.workers.is_empty() {
             let began = Instant::now();
             (0..pieces).for_each(|piece| work(scratch, piece));
@@ -187,8 +182,15 @@ impl<S: Default + 'static> Pool<S> {
         worked / self.threads() as u32
     }
 
-    /// Runs the pieces on all threads: at most [`MOST`].
+    /// Runs the pieces on all threads.
     fn share(&self, scratch: &mut S, pieces: usize, is_timed: bool, work: &Work<'_, S>) {
+        if pieces > MOST {
+            for first in (0..pieces).step_by(MOST) {
+                let some = |scratch: &mut S, piece| work(scratch, first + piece);
+                self.share(scratch, MOST.min(pieces - first), is_timed, &some);
+            }
+            return;
+        }
         let work: *const Work<'_, S> = work;
         // SAFETY: only the lifetime changes. The pointer is dereferenced only by threads in the job, and `close`
         // below waits for all of them before `work` is dropped.
@@ -245,6 +247,20 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn more_pieces_than_a_job_may_have_are_several_jobs() {
+        let (pool, sum) = (Pool::new(2).unwrap(), AtomicU64::new(0));
+        let pieces = MOST + 5;
+        pool.run(&mut 0u64, pieces, |own: &mut u64, i| {
+            *own = own.wrapping_add(i as u64);
+            if i % (1 << 20) == 0 || i >= MOST {
+                sum.fetch_add(i as u64, Ordering::Relaxed);
+            }
+        });
+        let want = (0..pieces).filter(|i| i % (1 << 20) == 0 || *i >= MOST).sum::<usize>();
+        assert_eq!(sum.into_inner(), want as u64);
     }
 
     /// Many more threads than cores: each loses its core now and then, at any place.

@@ -58,6 +58,14 @@ pub(crate) unsafe fn multiply_int8<L: Lines>(rounds: usize, count: &mut u64) {
     *count = (2 * rounds * CHAINS * LINE) as u64;
 }
 
+/// [`multiply`] with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+pub(crate) unsafe fn multiply_avx512(rounds: usize, count: &mut u64) {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe { multiply::<crate::simd::Avx512>(rounds, count) }
+}
+
 /// Dot products of pairs of bf16, `rounds` times per chain; `count` becomes the number of operations.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]

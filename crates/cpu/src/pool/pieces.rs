@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::gate::{CachePadded, JobWord};
 
-/// Bits of a piece's index; the rest of the word is the job's number.
+/// Bits of a piece's index; the rest of the word has the last 40 bits of the job's number. The next job with the same is some
+/// twelve days of ops of a microsecond away.
 const BITS: u32 = 24;
 /// Most pieces of a job.
 pub(super) const MOST: usize = (1 << BITS) - 1;

@@ -8,6 +8,8 @@ const MARGIN: f32 = 1.25;
 const SPEED: f32 = 0.1;
 /// Weight of the newest step in the cost of its size. The first steps weigh more.
 const SIZE: f32 = 0.02;
+/// Steps with other numbers of sequences after which the machine's speed is no longer known.
+const STALE: u32 = 64;
 /// How much of what was learned of a size is forgotten in each step that has another. Where drafts are believed to be too
 /// dear there are none, so nothing else would ever correct that.
 const FORGET: f32 = 0.001;
@@ -36,7 +38,11 @@ pub struct DraftModelCost {
 /// whose caches and samplers differ. Each step corrects what is believed of steps with about as many sequences: a power
 /// of two and more.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct StepCosts([StepCost; 7]);
+pub(super) struct StepCosts {
+    by_sequences: [StepCost; 7],
+    /// Steps since the last one of each.
+    since: [u32; 7],
+}
 
 /// Cost of a step by its number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,18 +68,25 @@ pub enum StepCost {
 impl StepCosts {
     /// Cost of a step with `tokens` tokens of `sequences` sequences.
     pub(super) fn of(&self, sequences: usize, tokens: usize) -> f32 {
-        self.0[self.place(sequences)].of(tokens)
+        self.by_sequences[self.place(sequences)].of(tokens)
     }
 
-    /// Learns from the time of a step. A change of the machine's speed changes the costs for any number of sequences.
+    /// Learns from the time of a step. After a while without such steps, the machine may have another speed: the first one
+    /// says that, and nothing of its size.
     pub(super) fn learn(&mut self, sequences: usize, tokens: usize, time: Duration) {
         let place = self.place(sequences);
-        let speed = self.0[place].learn(tokens, time);
-        self.0.iter_mut().enumerate().filter(|(i, _)| *i != place).for_each(|(_, step)| step.scale(speed));
+        let cost = &mut self.by_sequences[place];
+        if self.since[place] >= STALE {
+            cost.scale((time.as_secs_f32() / cost.of(tokens)).clamp(0.25, 4.0));
+        } else {
+            cost.learn(tokens, time);
+        }
+        self.since = self.since.map(|steps| steps.saturating_add(1));
+        self.since[place] = 0;
     }
 
     fn place(&self, sequences: usize) -> usize {
-        (sequences.max(1).ilog2() as usize).min(self.0.len() - 1)
+        (sequences.max(1).ilog2() as usize).min(self.since.len() - 1)
     }
 }
 
@@ -102,9 +115,9 @@ impl StepCost {
         }
     }
 
-    /// Learns from the time of a step, and returns by how much the machine was slower. What differs from the expectation is taken for a
-    /// change of its speed first, and for a wrong cost of such sizes then. Single steps that were disturbed count for little.
-    pub(super) fn learn(&mut self, tokens: usize, time: Duration) -> f32 {
+    /// Learns from the time of a step. What differs from the expectation is taken for a change of the machine's speed first, and
+    /// for a wrong cost of such sizes then. Single steps that were disturbed count for little.
+    pub(super) fn learn(&mut self, tokens: usize, time: Duration) {
         let ratio = (time.as_secs_f32() / self.of(tokens)).clamp(0.5, 1.5);
         // What is known is a mean until enough steps have been seen.
         let weight = |seen: f32, least: f32| (1.0 / (2.0 + seen)).max(least);
@@ -114,7 +127,7 @@ impl StepCost {
         };
         let speed = 1.0 + weight(steps, SPEED) * (ratio - 1.0);
         self.scale(speed);
-        let StepCost::Measured { now, at_load, seen } = self else { return speed };
+        let StepCost::Measured { now, at_load, seen } = self else { return };
         let i = segment(tokens);
         let error = line(i, now, tokens) * (ratio / speed - 1.0);
         let (from, to) = (StepCost::SIZES[i] as f32, StepCost::SIZES[i + 1] as f32);
@@ -128,7 +141,6 @@ impl StepCost {
             now[place] += FORGET * (1.0 - share) * (forgotten - now[place]);
         }
         (1..now.len()).for_each(|i| rise(now, i));
-        speed
     }
 
     /// Changes the costs of all sizes alike.
@@ -160,7 +172,7 @@ impl DraftCosts {
     /// By the costs of a step of the model, and of its draft model.
     pub fn new(step: StepCost, model: Option<DraftModelCost>) -> DraftCosts {
         // The same for any number of sequences, until steps show otherwise.
-        DraftCosts { step: StepCosts([step; 7]), model }
+        DraftCosts { step: StepCosts { by_sequences: [step; 7], since: [STALE; 7] }, model }
     }
 
     /// Probability with which the guess number `at` of each of `count` sequences must be right to pay: the cost of `count`

@@ -165,7 +165,7 @@ impl Scheduler {
     /// Learns how long a step of the draft model took.
     pub fn guess_took(&mut self, tokens: usize, time: Duration) {
         let model = self.limits.drafts.iter_mut().filter_map(|drafts| drafts.model.as_mut());
-        model.for_each(|model| _ = model.step.learn(tokens, time));
+        model.for_each(|model| model.step.learn(tokens, time));
     }
 
     /// Has nothing guessed by the draft model any more.

@@ -40,6 +40,7 @@ mod admit;
 mod ahead;
 mod batch;
 mod draft_costs;
+mod draft_lengths;
 mod draft_model;
 mod model_guess;
 mod mtp;
@@ -48,8 +49,9 @@ mod seq;
 
 pub use batch::{Batch, BatchPart, CrossPart, LogitsRows};
 pub use draft_costs::{DraftCosts, DraftModelCost, StepCost};
-use model_guess::DraftModelRecord;
+use draft_lengths::{DraftLengths, Guesses};
 pub use model_guess::Guess;
+use model_guess::{DraftModelRecord, Trials};
 use seq::{CrossKv, Seq};
 
 /// Tokens between the snapshots of a long prompt that are made while there are free rows.
@@ -134,6 +136,8 @@ pub struct Scheduler {
     /// Sequences that have ended, of which the MTP layer has not read all hidden states yet. Their pages are given back.
     ended: Vec<Seq>,
     draft_model: DraftModelRecord,
+    /// Trials of prompt lookup's guesses.
+    trials: Trials,
     counts: Counts,
 }
 
@@ -152,8 +156,9 @@ impl Scheduler {
         let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
         let limits = Limits { context, slots, budget, decode_budget, all_logits, ..limits };
         let (waiting, running, ended) = (VecDeque::new(), Vec::new(), Vec::new());
-        let (draft_model, counts) = (DraftModelRecord::default(), Counts::default());
-        Scheduler { limits, pool, waiting, running, ended, draft_model, counts }
+        let (draft_model, trials, counts) =
+            (DraftModelRecord::default(), Trials::default(), Counts::default());
+        Scheduler { limits, pool, waiting, running, ended, draft_model, trials, counts }
     }
 
     /// Limits after clamping.
@@ -355,21 +360,25 @@ impl Scheduler {
     /// Drafts tokens, in steps in which all sequences decode: those that prompt lookup guesses, or else those that the
     /// draft model has guessed.
     fn draft(&mut self, shares: &[usize]) {
-        let Some(costs) = self.limits.drafts else { return };
-        let (count, has_states) = (self.running.len(), self.pool.has_states());
-        let only_decoding =
-            self.running.iter().zip(shares).all(|(seq, rows)| seq.decodes() && *rows == seq.left());
-        let needed = |at| costs.of_guess(count, at, has_states);
-        let mut budget = self.limits.decode_budget.saturating_sub(shares.iter().sum());
+        if self.limits.drafts.is_none() {
+            return;
+        }
+        let decodes = |(seq, rows): (&Seq, &usize)| seq.decodes() && *rows == seq.left();
+        let only_decoding = self.running.iter().zip(shares).all(decodes);
+        let rows = shares.iter().sum();
+        let lengths = if only_decoding { self.draft_lengths(rows) } else { DraftLengths::default() };
+        if lengths.loss > 0.0 {
+            self.trials.pay(lengths.loss);
+        }
+        let mut budget = if only_decoding { self.limits.decode_budget.saturating_sub(rows) } else { 0 };
         // Pages are left for the next tokens of all.
-        let mut pages = self.pool.available().saturating_sub(count);
-        for seq in &mut self.running {
-            seq.draft.clear();
+        let mut pages = self.pool.available().saturating_sub(self.running.len());
+        for (at, seq) in self.running.iter_mut().enumerate() {
             if !seq.decodes() {
+                seq.draft.clear();
                 continue;
             }
-            let room = if only_decoding { budget } else { 0 };
-            let drafted = seq.draft(&needed, room, self.pool.page_len(), &mut pages);
+            let drafted = seq.draft(lengths.of(at), budget, self.pool.page_len(), &mut pages);
             let need = (seq.tokens.len() + drafted).div_ceil(self.pool.page_len());
             seq.blocks.extend((seq.blocks.len()..need).map_while(|_| self.pool.take()));
             budget -= drafted;
@@ -377,9 +386,25 @@ impl Scheduler {
         }
     }
 
+    /// How many of prompt lookup's guesses a step of `rows` tokens computes in addition, the newest ones of all sequences.
+    fn draft_lengths(&mut self, rows: usize) -> DraftLengths {
+        let Some(costs) = self.limits.drafts else { return DraftLengths::default() };
+        let room = self.limits.decode_budget.saturating_sub(rows);
+        let (page_len, pages) =
+            (self.pool.page_len(), self.pool.available().saturating_sub(self.running.len()));
+        let guesses: Vec<Guesses> =
+            self.running.iter_mut().map(|seq| seq.look_up(room, page_len, pages)).collect();
+        let lengths = costs.lengths(rows, &guesses, room, self.pool.has_states());
+        // A draft model has its own trials.
+        let may_try = costs.step.is_learned() && costs.model.is_none() && self.trials.can_pay(lengths.loss);
+        if lengths.loss > 0.0 && !may_try { DraftLengths::default() } else { lengths }
+    }
+
     /// Learns how long a step took in which all sequences decode.
     pub fn step_took(&mut self, sequences: usize, tokens: usize, time: Duration) {
-        self.limits.drafts.iter_mut().for_each(|drafts| drafts.step.learn(sequences, tokens, time));
+        let Some(drafts) = &mut self.limits.drafts else { return };
+        drafts.step.learn(sequences, tokens, time);
+        self.trials.save(drafts.step.of(sequences, sequences));
     }
 
     /// Records a step that is under way: what is asked of the scheduler before [`commit`](Self::commit) concerns the tokens

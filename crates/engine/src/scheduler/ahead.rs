@@ -10,7 +10,7 @@ impl Scheduler {
     /// admitted, where drafts are worth it, or where memory is short.
     pub fn next_ahead(&mut self, running: &Batch) -> Option<Batch> {
         let page_len = self.pool.page_len();
-        let (drafts, has_states) = (self.limits.drafts, self.pool.has_states());
+        let drafts = self.limits.drafts;
         // Each sequence has two rows in any case. Beside the third there must be some for snapshots.
         let has_rows = !self.pool.has_states() || self.pool.state_rows() >= 4 * self.limits.slots;
         let may_guess = |model: DraftModelCost| !model.mtp || self.running.iter().any(Seq::has_mtp);
@@ -19,15 +19,16 @@ impl Scheduler {
             return None;
         }
         let count = self.running.len();
-        let needed = |at| drafts.map_or(f32::INFINITY, |drafts| drafts.of_guess(count, at, has_states));
+        if !self.draft_lengths(count).each.is_empty() {
+            return None;
+        }
         // Their order has not changed, but some may have gone.
         let mut places = running.parts.iter().enumerate();
         let (mut going, mut pages) = (Vec::with_capacity(count), 0);
         for (at, seq) in self.running.iter_mut().enumerate() {
             let (follows, part) = places.find(|(_, part)| part.id == seq.id)?;
             let samples = part.logits == LogitsRows::Last && part.drafted == 0;
-            let will_draft = drafts.is_some() && seq.looks_up(&needed);
-            if !samples || will_draft || seq.left() > 0 || seq.will_encode() {
+            if !samples || seq.left() > 0 || seq.will_encode() {
                 return None;
             }
             if seq.tokens.len() + 1 < seq.most {

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 /// Guesses that would only just pay are not made: measured and learned figures are a little off.
-const MARGIN: f32 = 1.25;
+pub(super) const MARGIN: f32 = 1.25;
 /// Weight of the newest step in what is learned of the machine's speed, which changes all costs. The first steps weigh more.
 const SPEED: f32 = 0.1;
 /// Weight of the newest step in the cost of its size. The first steps weigh more.
 const SIZE: f32 = 0.02;
 /// Steps with other numbers of sequences after which the machine's speed is no longer known.
 const STALE: u32 = 64;
+/// Steps with drafts in a row after which one without shows again what that costs: drafts are compared with it.
+const DRAFTS: u32 = 16;
 /// How much of what was learned of a size is forgotten in each step that has another. Where drafts are believed to be too
 /// dear there are none, so nothing else would ever correct that.
 const FORGET: f32 = 0.001;
@@ -42,6 +44,8 @@ pub(super) struct StepCosts {
     by_sequences: [StepCost; 7],
     /// Steps since the last one of each.
     since: [u32; 7],
+    /// Steps of each since the last one without drafts.
+    drafts: [u32; 7],
 }
 
 /// Cost of a step by its number of tokens.
@@ -83,6 +87,17 @@ impl StepCosts {
         }
         self.since = self.since.map(|steps| steps.saturating_add(1));
         self.since[place] = 0;
+        self.drafts[place] = if tokens > sequences { self.drafts[place].saturating_add(1) } else { 0 };
+    }
+
+    /// True if so many steps of so many sequences had drafts that one should have none.
+    pub(super) fn is_plain_due(&self, sequences: usize) -> bool {
+        self.is_learned() && self.drafts[self.place(sequences)] >= DRAFTS
+    }
+
+    /// True if steps correct it.
+    pub(super) fn is_learned(&self) -> bool {
+        self.by_sequences.iter().all(|cost| matches!(cost, StepCost::Measured { .. }))
     }
 
     fn place(&self, sequences: usize) -> usize {
@@ -172,19 +187,12 @@ impl DraftCosts {
     /// By the costs of a step of the model, and of its draft model.
     pub fn new(step: StepCost, model: Option<DraftModelCost>) -> DraftCosts {
         // The same for any number of sequences, until steps show otherwise.
-        DraftCosts { step: StepCosts { by_sequences: [step; 7], since: [STALE; 7] }, model }
+        DraftCosts { step: StepCosts { by_sequences: [step; 7], since: [STALE; 7], drafts: [0; 7] }, model }
     }
 
-    /// Probability with which the guess number `at` of each of `count` sequences must be right to pay: the cost of `count`
-    /// tokens more in a step, in addition to that of a step which brings as many. `again`: the token before a wrong guess is
-    /// computed again (recurrent states).
-    pub(super) fn of_guess(&self, count: usize, at: usize, again: bool) -> f32 {
-        let step = |each: usize| self.step.of(count, count * each);
-        let cost = (step(at + 1) - step(at)) / step(1);
-        MARGIN * pays(cost, if again { cost } else { 0.0 })
-    }
-
-    /// The same for a guess of the draft model, in a step for `some` of the `count` sequences.
+    /// Probability with which the draft model's guess number `at` for each of `some` of the `count` sequences must be right to
+    /// pay: its place in the step that checks it, and the share of the draft model's step. `again`: the token before a wrong
+    /// guess is computed again (recurrent states).
     pub(super) fn of_model_guess(
         &self,
         model: &DraftModelCost,
@@ -251,18 +259,13 @@ mod tests {
 
     #[test]
     fn a_guess_must_be_as_likely_as_it_is_dear() {
-        let step = StepCost::Known { first: 1.0, more: 0.1 };
-        let costs = DraftCosts::new(step, None);
-        close(costs.of_guess(1, 1, false), MARGIN * 0.1);
-        close(costs.of_guess(1, 5, false), MARGIN * 0.1);
-        // Where it is wrong it costs that once more: right with p, it brings p and costs 0.1 + 0.1 (1 - p).
-        close(costs.of_guess(1, 1, true), MARGIN * 0.2 / 1.1);
-        // Eight tokens for 1.7, and 0.8 for eight more.
-        close(costs.of_guess(8, 1, false), MARGIN * 0.8 / 1.7);
+        let costs = DraftCosts::new(StepCost::Known { first: 1.0, more: 0.1 }, None);
         let model =
             DraftModelCost { step: StepCost::Known { first: 0.2, more: 0.05 }, context: 64, mtp: false };
         close(costs.of_model_guess(&model, 1, 1, 1, false), MARGIN * (0.1 + 0.2));
+        // Where it is wrong a token is computed again: right with p, it brings p and costs 0.3 + 0.1 (1 - p).
         close(costs.of_model_guess(&model, 1, 1, 1, true), MARGIN * (0.1 + 0.2 + 0.1) / 1.1);
+        // Eight tokens for 1.7, and 0.8 for eight more.
         close(costs.of_model_guess(&model, 8, 8, 2, false), MARGIN * (0.8 + 0.55) / 1.7);
         // One of eight has the draft model's step to itself.
         close(costs.of_model_guess(&model, 8, 1, 1, false), MARGIN * 8.0 * (0.1 + 0.2) / 1.7);
@@ -272,7 +275,7 @@ mod tests {
     #[test]
     fn costs_are_learned_by_the_number_of_sequences() {
         let mut costs = DraftCosts::new(by_lines([100, 130, 250, 730]), None);
-        let fresh = costs.of_guess(1, 3, false);
+        let fresh = costs.step.of(1, 3) / costs.step.of(1, 1);
         for _ in 0..300 {
             costs.step.learn(8, 8, Duration::from_millis(400));
             costs.step.learn(8, 16, Duration::from_millis(900));
@@ -284,7 +287,7 @@ mod tests {
         for _ in 0..30 {
             costs.step.learn(1, 1, Duration::from_millis(100));
         }
-        close(costs.of_guess(1, 3, false), fresh);
+        close(costs.step.of(1, 3) / costs.step.of(1, 1), fresh);
         // More sequences than slots are measured for.
         costs.step.learn(4096, 4096, Duration::from_secs(60));
         assert!(costs.step.of(100_000, 100_000).is_finite() && costs.step.of(0, 0).is_finite());

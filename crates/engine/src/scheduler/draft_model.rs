@@ -17,12 +17,6 @@ use crate::block_pool::BlockId;
 const AHEAD: usize = 64;
 
 impl Seq {
-    /// Its accuracy, if the draft model may guess for it and prompt lookup does not.
-    pub(super) fn open_to_guess(&mut self, by_lookup: &dyn Fn(usize) -> f32) -> Option<Accuracy> {
-        let accuracy = self.model.as_ref()?.accuracy;
-        (!self.looks_up(by_lookup)).then_some(accuracy)
-    }
-
     /// Part of the draft model's first step: the tokens that it has not seen, or the first `most` of them; then its guess
     /// comes later.
     fn draft_part(&mut self, most: usize, page_len: usize) -> Option<BatchPart> {
@@ -96,6 +90,17 @@ impl Scheduler {
         !may_start && self.running.iter().all(Seq::decodes)
     }
 
+    /// Accuracy of the guesses for each sequence for which there may be some, and for which prompt lookup has none.
+    pub(super) fn open_to_guess(&mut self) -> Vec<Option<Accuracy>> {
+        let mtp = self.has_mtp();
+        let by_lookup = self.draft_lengths(self.running.iter().map(Seq::left).sum());
+        let accuracy = |(at, seq): (usize, &Seq)| {
+            let model = seq.model.as_ref().filter(|model| !(mtp && model.lost));
+            model.filter(|_| by_lookup.of(at) == 0).map(|model| model.accuracy)
+        };
+        self.running.iter().enumerate().map(accuracy).collect()
+    }
+
     /// Batch of the draft model: of each sequence the tokens that it has not seen. `None` if nothing is to be guessed.
     ///
     /// A token that the draft model guesses costs a step of that model and a place in the step that checks it. Where no guess
@@ -108,9 +113,7 @@ impl Scheduler {
         }
         let (count, page_len, has_states) =
             (self.running.len(), self.pool.page_len(), self.pool.has_states());
-        let by_lookup = |at| costs.of_guess(count, at, has_states);
-        let open: Vec<Option<Accuracy>> =
-            self.running.iter_mut().map(|seq| seq.open_to_guess(&by_lookup)).collect();
+        let open = self.open_to_guess();
         let guessing = guessing(&open, |some| costs.of_model_guess(model, count, some, 1, has_states));
         let by_model = |at| costs.of_model_guess(model, count, guessing.max(1), at, has_states);
         let chunk = self.limits.decode_budget;
@@ -118,7 +121,7 @@ impl Scheduler {
         let mut room = self.limits.decode_budget.saturating_sub(left);
         let mut pages = self.pool.available().saturating_sub(count);
         let mut parts = Vec::new();
-        self.draft_model.save(costs.step.of(count, count));
+        self.draft_model.trials.save(costs.step.of(count, count));
         for (seq, _) in self.running.iter_mut().zip(&open).filter(|(_, open)| open.is_some()) {
             let context = model.context.saturating_sub(seq.tokens.len());
             let most = seq.draft_room(room, page_len, pages).min(context);
@@ -132,7 +135,7 @@ impl Scheduler {
             }
             if wanted == 0 {
                 let cost = model.step.of(unseen.min(chunk));
-                if most == 0 || by_model(1) >= 1.0 || !self.draft_model.pay(cost) {
+                if most == 0 || by_model(1) >= 1.0 || !self.draft_model.trials.pay(cost) {
                     continue;
                 }
                 (wanted, guess.wanted) = (1, 1);

@@ -15,7 +15,12 @@ const MOST_SAVED: f32 = 4.0;
 pub(super) struct DraftModelRecord {
     /// Estimate that a new sequence begins with: a model that is no good is not tried anew in each.
     accuracy: Accuracy,
-    /// Cost that trials may have.
+    pub(super) trials: Trials,
+}
+
+/// What trials may cost.
+#[derive(Debug, Default)]
+pub(super) struct Trials {
     saved: f32,
 }
 
@@ -23,15 +28,22 @@ impl DraftModelRecord {
     pub(super) fn new_guess(&self) -> ModelGuess {
         ModelGuess { accuracy: self.accuracy, ..ModelGuess::default() }
     }
+}
 
+impl Trials {
     /// Saves some of a step's cost for trials.
     pub(super) fn save(&mut self, step: f32) {
         self.saved = (self.saved + TRIALS * step).min(MOST_SAVED * step);
     }
 
+    /// True if enough is saved for a trial.
+    pub(super) fn can_pay(&self, cost: f32) -> bool {
+        self.saved >= cost
+    }
+
     /// Takes the cost of a trial from what is saved, if that is enough.
     pub(super) fn pay(&mut self, cost: f32) -> bool {
-        let enough = self.saved >= cost;
+        let enough = self.can_pay(cost);
         if enough {
             self.saved -= cost;
         }

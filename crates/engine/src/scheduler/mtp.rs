@@ -6,7 +6,6 @@
 //! without the layer, or whose guesses cost more than they bring. What is wrong in its K and V makes guesses wrong, never an
 //! answer.
 
-use super::accuracy::Accuracy;
 use super::draft_model::guessing;
 use super::seq::Seq;
 use super::{Batch, BatchPart, DraftCosts, DraftModelCost, Guess, LogitsRows, Scheduler};
@@ -71,14 +70,7 @@ impl Scheduler {
         let mut parts: Vec<BatchPart> = ended.collect();
         self.preempt_for_room();
         let (count, again) = (self.running.len(), self.pool.has_states());
-        let guesses = self.only_decodes();
-        let by_lookup = |at| costs.of_guess(count, at, again);
-        // Prompt lookup is asked only where that matters: its guess costs time.
-        let open = |seq: &mut Seq| match guesses && seq.has_mtp() {
-            true => seq.open_to_guess(&by_lookup),
-            false => None,
-        };
-        let open: Vec<Option<Accuracy>> = self.running.iter_mut().map(open).collect();
+        let open = if self.only_decodes() { self.open_to_guess() } else { vec![None; count] };
         let guessing = guessing(&open, |some| costs.of_model_guess(model, count, some, 1, again));
         let by_model = |at| costs.of_model_guess(model, count, guessing.max(1), at, again);
         let left: usize = self.running.iter().map(Seq::left).sum();
@@ -86,7 +78,7 @@ impl Scheduler {
         let mut pages = self.pool.available().saturating_sub(count);
         // However right its guesses, they may not pay.
         let may_pay = costs.of_model_guess(model, count, count, 1, again) < 1.0;
-        self.draft_model.save(costs.step.of(count, count));
+        self.draft_model.trials.save(costs.step.of(count, count));
         for (seq, open) in self.running.iter_mut().zip(open) {
             let (unread, context) = (seq.unread(), model.context.saturating_sub(seq.tokens.len()));
             let most = seq.draft_room(room, page_len, pages).min(context);
@@ -94,7 +86,7 @@ impl Scheduler {
             let mut wanted = guess.plan(&by_model, if open.is_some() { most } else { 0 });
             let cost = model.step.of(unread);
             let is_open = open.is_some() && wanted == 0;
-            if is_open && may_pay && most > 0 && self.draft_model.pay(cost) {
+            if is_open && may_pay && most > 0 && self.draft_model.trials.pay(cost) {
                 (wanted, guess.wanted) = (1, 1);
             }
             let keeps_up = wanted > 0 || !is_open || cost <= KEEPS_UP * costs.step.of(count, count);

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 
 use super::MOST_DRAFTED;
 use super::accuracy::Accuracy;
+use super::draft_lengths::Guesses;
 
 /// Tokens that must match before anything is guessed: fewer match by chance.
 const NGRAM: usize = 3;
@@ -28,8 +29,8 @@ pub(super) struct PromptLookup {
 }
 
 impl PromptLookup {
-    /// Guesses the tokens that follow.
-    pub(super) fn guess(&mut self, tokens: &[u32]) {
+    /// Guesses the tokens that follow, at most `most` to be computed.
+    pub(super) fn guess(&mut self, tokens: &[u32], most: usize) -> Guesses {
         while self.indexed + 1 < tokens.len() {
             self.indexed += 1;
             if let Some(ngram) = tokens[..self.indexed].last_chunk() {
@@ -39,11 +40,12 @@ impl PromptLookup {
         let found = tokens.last_chunk().and_then(|ngram: &[u32; NGRAM]| self.ends.get(ngram));
         let following = found.map_or(&[][..], |end| &tokens[*end as usize..]);
         self.guess = following[..following.len().min(MOST_DRAFTED)].to_vec();
+        Guesses { count: self.guess.len().min(most), accuracy: self.accuracy }
     }
 
-    /// The guesses that are likely enough, at most `most`.
-    pub(super) fn draft(&self, needed: &dyn Fn(usize) -> f32, most: usize) -> &[u32] {
-        &self.guess[..self.accuracy.likely(needed, self.guess.len().min(most))]
+    /// The first `count` tokens of the guess.
+    pub(super) fn draft(&self, count: usize) -> &[u32] {
+        &self.guess[..count.min(self.guess.len())]
     }
 
     /// Compares the guess with the tokens that followed.
@@ -60,43 +62,36 @@ mod tests {
     #[test]
     fn what_followed_the_same_tokens_is_guessed() {
         let mut lookup = PromptLookup::default();
-        lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4]);
+        assert_eq!(lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4], 8).count, 6);
         assert_eq!(lookup.guess, [5, 6, 9, 2, 3, 4]);
+        assert_eq!((lookup.draft(2), lookup.draft(0)), (&[5, 6][..], &[][..]));
         // The newest occurrence counts, and the n-gram at the end is none.
-        lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4]);
+        assert_eq!(lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4], 3).count, 3);
         assert_eq!(lookup.guess, [7, 2, 3, 4]);
-        lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4, 8]);
-        assert!(lookup.guess.is_empty());
+        assert_eq!(lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4, 8], 8).count, 0);
         // Too short for an n-gram.
         let mut lookup = PromptLookup::default();
-        lookup.guess(&[]);
-        lookup.guess(&[1, 1]);
-        assert!(lookup.draft(&|_| 0.0, 8).is_empty());
+        assert_eq!(lookup.guess(&[], 8).count + lookup.guess(&[1, 1], 8).count, 0);
     }
 
+    /// Also from guesses that were not computed.
     #[test]
-    fn drafts_are_as_long_as_guesses_are_right() {
+    fn how_often_guesses_are_right_is_learned() {
         let mut lookup = PromptLookup::default();
         let tokens: Vec<u32> = (0..20).chain(0..4).collect();
-        let mut drafted = |learn: &[u32]| {
-            lookup.guess(&tokens);
-            let drafted = lookup.draft(&|_| 0.4, 6).len();
+        let mut right = |learn: &[u32]| {
+            let accuracy = lookup.guess(&tokens, 0).accuracy.all_right(1);
             lookup.learn(learn);
-            drafted
+            accuracy
         };
-        assert_eq!(drafted(&[4, 5, 6, 7]), 1);
+        assert_eq!(right(&[4, 5, 6, 7]), 0.5);
         for _ in 0..10 {
-            drafted(&[4, 5, 6, 7]);
+            right(&[4, 5, 6, 7]);
         }
-        assert_eq!(drafted(&[9]), 6);
+        assert!(right(&[9]) > 0.95);
         for _ in 0..20 {
-            drafted(&[9]);
+            right(&[9]);
         }
-        assert_eq!(drafted(&[4]), 0);
-        // Guesses that were not computed are learned from as well.
-        for _ in 0..10 {
-            drafted(&[4]);
-        }
-        assert!(drafted(&[4]) > 0);
+        assert!(right(&[4]) < 0.05);
     }
 }

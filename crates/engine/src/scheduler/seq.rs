@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use tallow_core::{PageTable, StateRows};
 
+use super::draft_lengths::Guesses;
 use super::model_guess::{DraftModelRecord, ModelGuess};
 use super::prompt_lookup::PromptLookup;
 use super::{BatchPart, ClientId, CrossPart, LogitsRows, NewSeq, SNAPSHOT_EVERY, SeqId};
@@ -266,20 +267,19 @@ impl Seq {
         self.left().min(due)
     }
 
-    /// Guesses its next tokens, and drafts those that are likely enough: at most `room`, and as many
+    /// What prompt lookup guesses of its next tokens: at most `room`, and as many as `pages` more pages hold.
+    pub(super) fn look_up(&mut self, room: usize, page_len: usize, pages: usize) -> Guesses {
+        let most = self.draft_room(room, page_len, pages);
+        self.lookup.as_mut().map_or_else(Guesses::default, |lookup| lookup.guess(&self.tokens, most))
+    }
+
+    /// Drafts `count` tokens of prompt lookup's guess, or what the draft model has guessed: at most `room`, and as many
     /// as `pages` more pages hold, of which it takes what it needs. Returns how many.
-    pub(super) fn draft(
-        &mut self,
-        needed: &dyn Fn(usize) -> f32,
-        room: usize,
-        page_len: usize,
-        pages: &mut usize,
-    ) -> usize {
+    pub(super) fn draft(&mut self, count: usize, room: usize, page_len: usize, pages: &mut usize) -> usize {
         let most = self.draft_room(room, page_len, *pages);
         self.draft.clear();
-        if let Some(lookup) = &mut self.lookup {
-            lookup.guess(&self.tokens);
-            self.draft.extend(lookup.draft(needed, most));
+        if let Some(lookup) = &self.lookup {
+            self.draft.extend(lookup.draft(count.min(most)));
         }
         if let Some(model) = self.model.as_ref().filter(|_| self.draft.is_empty()) {
             self.draft.extend(model.draft(most));
@@ -287,13 +287,6 @@ impl Seq {
         let need = (self.tokens.len() + self.draft.len()).div_ceil(page_len);
         *pages -= need.saturating_sub(self.blocks.len());
         self.draft.len()
-    }
-
-    /// True if prompt lookup guesses a token that is likely enough.
-    pub(super) fn looks_up(&mut self, needed: &dyn Fn(usize) -> f32) -> bool {
-        let Some(lookup) = &mut self.lookup else { return false };
-        lookup.guess(&self.tokens);
-        !lookup.draft(needed, 1).is_empty()
     }
 
     /// Most tokens of a draft: at most `room`, and as many as its pages and `pages` more hold.

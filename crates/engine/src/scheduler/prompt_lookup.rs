@@ -4,6 +4,10 @@
 //! Where the last tokens occurred before, the tokens that followed them are guessed. A step computes the guesses with
 //! the last token, and those that sampling chooses are kept: the answer is the same as without drafts.
 //!
+//! Where an answer departs from the text that it copies, the next n-grams occur nowhere. Most edits replace a token by
+//! another, so the guess goes on as far behind as before; the next n-gram that is found sets that right. How often such guesses
+//! are right is another question, and known by itself.
+//!
 //! A guess that is not computed is compared with the answer too. So how often guesses are right is known at no cost, and
 //! a draft is made only where it is expected to pay.
 
@@ -23,9 +27,15 @@ pub(super) struct PromptLookup {
     ends: HashMap<[u32; NGRAM], u32>,
     /// Tokens indexed so far. The n-gram at the very end is left out, or it would find itself.
     indexed: usize,
+    /// How far behind the end the tokens are that are guessed to follow it: since the last n-gram that was found.
+    behind: Option<usize>,
     /// Tokens guessed to follow.
     guess: Vec<u32>,
+    /// True if the last tokens occurred before.
+    by_ngram: bool,
     accuracy: Accuracy,
+    /// Of guesses that go on where no n-gram is found.
+    going_on: Accuracy,
 }
 
 impl PromptLookup {
@@ -38,9 +48,12 @@ impl PromptLookup {
             }
         }
         let found = tokens.last_chunk().and_then(|ngram: &[u32; NGRAM]| self.ends.get(ngram));
-        let following = found.map_or(&[][..], |end| &tokens[*end as usize..]);
+        self.by_ngram = found.is_some();
+        self.behind = found.map(|end| tokens.len() - *end as usize).or(self.behind);
+        let following = self.behind.map_or(&[][..], |behind| &tokens[tokens.len() - behind..]);
         self.guess = following[..following.len().min(MOST_DRAFTED)].to_vec();
-        Guesses { count: self.guess.len().min(most), accuracy: self.accuracy }
+        let accuracy = if self.by_ngram { self.accuracy } else { self.going_on };
+        Guesses { count: self.guess.len().min(most), accuracy }
     }
 
     /// The first `count` tokens of the guess.
@@ -50,7 +63,8 @@ impl PromptLookup {
 
     /// Compares the guess with the tokens that followed.
     pub(super) fn learn(&mut self, sampled: &[u32]) {
-        self.accuracy.learn(&self.guess, sampled);
+        let accuracy = if self.by_ngram { &mut self.accuracy } else { &mut self.going_on };
+        accuracy.learn(&self.guess, sampled);
         self.guess.clear();
     }
 }
@@ -68,10 +82,32 @@ mod tests {
         // The newest occurrence counts, and the n-gram at the end is none.
         assert_eq!(lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4], 3).count, 3);
         assert_eq!(lookup.guess, [7, 2, 3, 4]);
-        assert_eq!(lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4, 8], 8).count, 0);
+        // As far behind as before where a token is another one.
+        assert_eq!(lookup.guess(&[1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 7, 2, 3, 4, 8], 8).count, 4);
+        assert_eq!(lookup.guess, [2, 3, 4, 8]);
         // Too short for an n-gram.
         let mut lookup = PromptLookup::default();
         assert_eq!(lookup.guess(&[], 8).count + lookup.guess(&[1, 1], 8).count, 0);
+    }
+
+    /// A copy in which one token in six is another one: each guess but those of these is right, at once after them too.
+    #[test]
+    fn a_guess_goes_on_after_a_token_that_was_replaced() {
+        let prompt: Vec<u32> = (0..60).collect();
+        let answer = prompt.iter().map(|token| if token % 6 == 5 { token + 1000 } else { *token });
+        let (mut lookup, mut tokens) = (PromptLookup::default(), prompt.clone());
+        let mut right = Vec::new();
+        for next in answer {
+            lookup.guess(&tokens, 8);
+            right.push(lookup.draft(1) == [next]);
+            lookup.learn(&[next]);
+            tokens.push(next);
+        }
+        // Nothing is found before the first three tokens.
+        let expected: Vec<bool> = (0..60).map(|at| at >= 3 && at % 6 != 5).collect();
+        assert_eq!(right, expected);
+        // What is right after a replaced token is no less likely then.
+        assert!(lookup.going_on.all_right(1) > 0.6, "{lookup:?}");
     }
 
     /// Also from guesses that were not computed.

@@ -23,6 +23,7 @@ use crate::{Failed, terminal};
 
 mod explain;
 mod report;
+mod self_check;
 
 use report::{Report, Row};
 
@@ -37,6 +38,9 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         let what =
             "--flash-attn 0: attention is always fused here, and cannot be switched off; leave the flag out";
         return Err(Failed::new(what));
+    }
+    if args.self_check {
+        return self_check::self_check(args, sources);
     }
     let tests = tests(args);
     if (!args.explain || args.time) && tests.is_empty() {

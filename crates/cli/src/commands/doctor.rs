@@ -23,7 +23,8 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
         return print(&super::reference::reference());
     }
     let mut text = String::new();
-    machine(&mut text)?;
+    machine(&mut text);
+    speed(&mut text)?;
     if !args.report {
         cache(&mut text, sources, args.engine.offline)?;
     }
@@ -195,10 +196,10 @@ impl Task for Conformance<'_> {
     }
 }
 
-fn machine(text: &mut String) -> Result<(), Failed> {
+/// The program, the CPU and the memory.
+pub(super) fn machine(text: &mut String) {
     let _ =
         writeln!(text, "tallow {} on {} {}", build::VERSION, std::env::consts::OS, std::env::consts::ARCH);
-    let best = Isa::best();
     let sets: Vec<String> =
         Isa::ALL.iter().filter(|isa| isa.is_available()).map(ToString::to_string).collect();
     let _ =
@@ -207,8 +208,12 @@ fn machine(text: &mut String) -> Result<(), Failed> {
         Some(m) => drop(writeln!(text, "memory     {} of {} free", size(m.free), size(m.total))),
         None => drop(writeln!(text, "memory     unknown: this system does not say")),
     }
+}
+
+fn speed(text: &mut String) -> Result<(), Failed> {
     let CpuSpeeds { f32: plain, int8 } = CpuSpeeds::measure()?;
     let (read, flops, bytes) = (plain.read / 1e9, plain.flops / 1e9, int8 / 1e9);
+    let best = Isa::best();
     let _ = writeln!(
         text,
         "speed      reads {read:.1} GB/s, computes {flops:.0} GFLOP/s, on bytes {bytes:.0} GOP/s ({best})"

@@ -192,4 +192,4 @@ pub(crate) trait MeasuredBackend: Backend {
 }
 
 /// Bytes that are read to measure memory bandwidth: far more than caches hold.
-const PROBE_BYTES: usize = 256 << 20;
+pub(crate) const PROBE_BYTES: usize = 256 << 20;

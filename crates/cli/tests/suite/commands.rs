@@ -373,6 +373,24 @@ fn speeds_are_written_in_the_shape_that_scripts_know() {
 }
 
 /// The shares of the ops, and of what is outside of them, add up to the whole step.
+/// What a stranger pastes into an issue: the machine, a table, and what stands out. Needs no model.
+#[test]
+fn bench_checks_the_machine() {
+    let home = Home::new();
+    let said = home.run(&["bench", "--self-check", "--device", "cpu", "-t", "1", "-r", "1"]).ok();
+    assert!(said.starts_with("```\ntallow ") && said.ends_with("\n```\n"), "{said}");
+    for format in ["Q4_K", "Q6_K", "Q8_0", "MXFP4", "BF16"] {
+        let row = said.lines().find(|line| line.starts_with(&format!("{format} "))).expect(&said);
+        let cells: Vec<&str> = row.split_whitespace().filter(|cell| *cell != "%").collect();
+        assert_eq!(cells.len(), 7, "{row}");
+        assert!(cells[1..].iter().all(|cell| cell.parse::<f64>().is_ok_and(|cell| cell > 0.0)), "{row}");
+    }
+    assert_eq!(said.matches(", 1 threads): reads ").count(), 1, "{said}");
+    let both = home.run(&["bench", "--self-check", "-p", "8"]);
+    assert!(both.code == Some(2) && both.err.contains("--n-prompt"), "{both:?}");
+    assert!(home.run(&["bench", "--self-check", "-r", "0"]).failed().contains("counts from 1 on"));
+}
+
 #[test]
 fn bench_says_where_the_time_of_a_step_goes() {
     let home = Home::new();

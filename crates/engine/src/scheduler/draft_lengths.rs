@@ -44,7 +44,9 @@ impl DraftCosts {
         let likely = |at: usize, n: usize| (guesses[at].accuracy.all_right(n).to_bits(), Reverse(at));
         let mut next: BinaryHeap<_> =
             (0..count).filter(|at| guesses[*at].count > 0).map(|at| likely(at, 1)).collect();
-        if next.is_empty() || self.step.is_plain_due(count) {
+        // A draft model would guess where prompt lookup does not.
+        let plain_is_due = self.model.is_none() && self.step.is_plain_due(count);
+        if next.is_empty() || room == 0 || plain_is_due {
             return DraftLengths::default();
         }
         let plain = self.step.of(count, rows);
@@ -81,7 +83,7 @@ impl DraftCosts {
 mod tests {
     use std::time::Duration;
 
-    use super::super::draft_costs::StepCost;
+    use super::super::draft_costs::{DraftModelCost, StepCost};
     use super::*;
 
     /// Guesses that were right `right` times after having been wrong.
@@ -136,7 +138,7 @@ mod tests {
         let lengths = |room| known(0.0).lengths(4, &all, room, false).each;
         assert_eq!(lengths(64), [8, 0, 2, 8]);
         assert_eq!(lengths(6), [0, 0, 2, 4]);
-        assert_eq!(lengths(0), [0, 0, 0, 0]);
+        assert!(lengths(0).is_empty());
         assert_eq!(known(0.001).lengths(4, &[guesses(0, 0); 4], 64, false), DraftLengths::default());
         assert_eq!(DraftLengths::default().of(3), 0);
     }
@@ -163,14 +165,18 @@ mod tests {
     /// Where drafts always pay, a step without them now and then says what they are compared with.
     #[test]
     fn steps_without_drafts_are_seen_too() {
-        let mut costs = measured([20, 21, 22, 23, 24, 25, 30, 40]);
-        let mut drafted = Vec::new();
-        for _ in 0..40 {
-            let tokens = 1 + costs.lengths(1, &[guesses(8, 40)], 64, false).of(0);
-            costs.step.learn(1, tokens, Duration::from_millis(30));
-            drafted.push(tokens > 1);
-        }
-        let plain: Vec<usize> = (0..40).filter(|at| !drafted[*at]).collect();
-        assert_eq!(plain, [16, 33]);
+        let plain = |mut costs: DraftCosts| -> Vec<usize> {
+            let mut is_plain = |_: &usize| {
+                let tokens = 1 + costs.lengths(1, &[guesses(8, 40)], 64, false).of(0);
+                costs.step.learn(1, tokens, Duration::from_millis(30));
+                tokens == 1
+            };
+            (0..40).filter(|at| is_plain(at)).collect()
+        };
+        let costs = measured([20, 21, 22, 23, 24, 25, 30, 40]);
+        assert_eq!(plain(costs), [16, 33]);
+        let step = StepCost::Known { first: 0.001, more: 0.0 };
+        let model = Some(DraftModelCost { step, context: 64, mtp: false });
+        assert!(plain(DraftCosts { model, ..costs }).is_empty());
     }
 }

@@ -31,7 +31,7 @@ const SMALL: usize = 256;
 
 /// Variation of the memory's speed from which on nothing here is reliable.
 const UNSTEADY: f64 = 0.25;
-/// Part of the read speed below which one row should not be, of weights that are not converted bit by bit.
+/// Part of the read speed that products with one row should reach.
 const SLOW_READ: f64 = 0.5;
 /// Part of a thread's own speed that more threads should reach each.
 const SLOW_THREAD: f64 = 0.7;

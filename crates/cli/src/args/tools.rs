@@ -119,10 +119,10 @@ pub(crate) struct Bench {
     /// time in which threads wait for others at the end of an op. Not for GPUs, which compute ops after they are launched.
     #[arg(long, requires = "explain")]
     pub time: bool,
-    /// Without a model: what this machine can do, and which part of it is reached (half a minute)
+    /// Measure the machine, without a model
     ///
-    /// Read speed, and products of random weights with one row, 8 and 512, on one thread and on all. Says what stands out; the
-    /// output can be pasted into an issue.
+    /// Half a minute: read speed, and products of random weights with one row, 8 and 512, on one thread and on all, as parts of
+    /// what the machine can do. Says what stands out; the output can be pasted into an issue.
     #[arg(long, conflicts_with_all = ["model", "n_prompt", "n_gen", "pg", "n_depth", "sequences", "n_batch", "n_ubatch"])]
     #[arg(conflicts_with_all = ["gpu_layers", "kv", "output", "lora", "explain", "quant"])]
     pub self_check: bool,

@@ -40,7 +40,7 @@ use crate::pack::{
     ZERO_POINT_BIAS, with_packed_kind,
 };
 use crate::quantize::QuantizedView;
-use crate::simd::{IntKind, Lines, StepKind, Work, dot4, scale_int};
+use crate::simd::{IntKind, Lines, OfRun, StepKind, Work, dot4, scale_int};
 
 /// A pair of panels, to be multiplied with a few rows.
 pub(crate) struct GemvTask<'a> {
@@ -359,6 +359,25 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
             for line in 0..shape.bits {
                 L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
             }
+            if const { L::SUMS_IN_16_BITS && Kind::<F>::MINS > 0 } {
+                // Nothing is added to the products of a run before its factor.
+                for r in 0..SUBBLOCK / shape.run {
+                    let by = header.by::<F>((at * (SUBBLOCK / shape.run) + r) * (shape.run / step));
+                    let by = L::or(by, L::left::<16>(by));
+                    let codes = x.codes.add(at * SUBBLOCK);
+                    dot_in_pairs::<L, F, OfRun<Kind<F>>, T>(
+                        &mut all,
+                        r,
+                        planes,
+                        codes,
+                        x.layout.table::<L>(),
+                        by,
+                    );
+                    // As above.
+                    compiler_fence(Ordering::SeqCst);
+                }
+                continue;
+            }
             for r in 0..SUBBLOCK / step {
                 let i_step = at * (SUBBLOCK / step) + r;
                 let mut int_sums = [L::words(0); T];
@@ -417,9 +436,8 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
 ) {
     // SAFETY: the caller upholds the same contract.
     unsafe {
-        if const { T == 1 && L::SUMS_IN_16_BITS && Kind::<F>::GROUPS > 1 } {
-            int_sums[0] = dot_at_once::<L, F>(int_sums[0], r, planes, codes, table);
-            return;
+        if const { L::SUMS_IN_16_BITS && Kind::<F>::GROUPS > 1 } {
+            return dot_in_pairs::<L, F, Kind<F>, T>(int_sums, r, planes, codes, table, L::words(0x1_0001));
         }
         let all = const { F::SHAPE.step() == SUBBLOCK };
         if all || r == 0 {
@@ -449,27 +467,39 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
     }
 }
 
-/// The same for one row, several groups at once ([`Lines::dot_groups`]).
+/// The same with products that are summed in pairs in 16 bits, over as many groups as fit, and then multiplied by the halves of
+/// `by`: ones, or the factor of what `K` sums.
 #[inline(always)]
-unsafe fn dot_at_once<L: Lines, F: HasPackedKind>(
-    mut int_sum: L::I,
+unsafe fn dot_in_pairs<L: Lines, F: HasPackedKind, K: StepKind, const T: usize>(
+    sums: &mut [L::I; T],
     r: usize,
     planes: *const u8,
     codes: *const u8,
     table: &[i8; 16],
-) -> L::I {
+    by: L::I,
+) {
     macro_rules! add {
-        ($($g:literal)*) => {
-            int_sum = L::dot_groups(
-                int_sum,
-                [$(group::<L, F, $g>(planes, table)),*],
-                [$(L::repeat(codes.add(4 * $g))),*],
-            )
-        };
+        ($first:literal $($g:literal)*) => {{
+            let w = group::<L, F, $first>(planes, table);
+            let mut pairs = [w; T];
+            for i in 0..T {
+                pairs[i] = L::products(w, L::repeat(codes.add(i * CHUNK + 4 * $first)));
+            }
+            $(
+                let w = group::<L, F, $g>(planes, table);
+                for i in 0..T {
+                    let products = L::products(w, L::repeat(codes.add(i * CHUNK + 4 * $g)));
+                    pairs[i] = L::add_products(pairs[i], products);
+                }
+            )*
+            for i in 0..T {
+                sums[i] = L::dot2::<false>(sums[i], pairs[i], by);
+            }
+        }};
     }
     // SAFETY: the caller upholds the same contract.
     unsafe {
-        match const { (Kind::<F>::GROUPS, F::SHAPE.step() == SUBBLOCK) } {
+        match const { (K::GROUPS, K::STEP == SUBBLOCK) } {
             (8, _) => add!(0 4 1 5 2 6 3 7),
             (4, true) => {
                 add!(0 4 1 5);
@@ -489,7 +519,6 @@ unsafe fn dot_at_once<L: Lines, F: HasPackedKind>(
             }
         }
     }
-    int_sum
 }
 
 /// Adds the products of group `G` (four inputs) of a sub-block.

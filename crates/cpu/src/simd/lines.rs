@@ -7,6 +7,8 @@
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
+use std::marker::PhantomData;
+
 /// Operations on 64-byte lines, and on 16 floats, one per row of a panel.
 pub(crate) trait Lines: Copy + 'static {
     /// 64 bytes, or 16 32-bit words.
@@ -29,8 +31,8 @@ pub(crate) trait Lines: Copy + 'static {
     const GEMM_PANELS_F32: usize = 2;
     /// Rows of x per GEMM register tile in `f32`.
     const GEMM_ROWS_F32: usize;
-    /// True if products of bytes are summed in pairs in 16 bits first: then [`dot_groups`](Lines::dot_groups) of several
-    /// groups takes fewer instructions.
+    /// True if products of bytes are summed in pairs in 16 bits first: then it takes fewer instructions to add those of several
+    /// groups before they are widened ([`products`](Lines::products)).
     const SUMS_IN_16_BITS: bool;
 
     unsafe fn load(p: *const u8) -> Self::I;
@@ -57,13 +59,16 @@ pub(crate) trait Lines: Copy + 'static {
     /// Adds to each word the dot product of its four bytes of `w` with those of `a`, which are signed. Bytes of `w` are
     /// below 128; or, with `WIDE`, any (if [`BIASED`](Lines::BIASED)) or signed (if not) with `a` above -128.
     unsafe fn dot4<const WIDE: bool>(sum: Self::I, w: Self::I, a: Self::I) -> Self::I;
-    /// [`dot4`](Lines::dot4) of several groups, of bytes of `w` so small that products summed in pairs over all groups fit into
-    /// 16 bits.
-    unsafe fn dot_groups<const N: usize>(sum: Self::I, w: [Self::I; N], a: [Self::I; N]) -> Self::I {
-        w.into_iter().zip(a).fold(sum, |sum, (w, a)| {
-            // SAFETY: the caller upholds the same contract.
-            unsafe { Self::dot4::<false>(sum, w, a) }
-        })
+    /// Products of the bytes of `w`, below 128, with those of `a`: summed in pairs in the two halves of each word where there are
+    /// [`SUMS_IN_16_BITS`](Lines::SUMS_IN_16_BITS), else all four in the word.
+    unsafe fn products(w: Self::I, a: Self::I) -> Self::I {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { Self::dot4::<false>(Self::words(0), w, a) }
+    }
+    /// Sums of [`products`](Lines::products), which fit.
+    unsafe fn add_products(a: Self::I, b: Self::I) -> Self::I {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { Self::add(a, b) }
     }
     /// Adds to each word the products of the two i16 halves of `a` with those of `b`. With `ONE`, the upper halves of
     /// `b` are zero.
@@ -124,7 +129,7 @@ pub(crate) trait StepKind {
     const STEP: usize;
     /// As for [`Lines::dot4`].
     const WIDE: bool;
-    /// Most groups of four inputs that [`Lines::dot_groups`] may add at once: 1, 2, 4 or 8.
+    /// Most groups of four inputs whose [`Lines::products`] may be added: 1, 2, 4 or 8.
     const GROUPS: usize;
 }
 
@@ -144,6 +149,15 @@ pub(crate) trait IntKind: StepKind {
     const RUN: usize;
     /// As `GROUPS`, in a run.
     const RUN_GROUPS: usize;
+}
+
+/// The products of a run, which are summed at once.
+pub(crate) struct OfRun<K>(PhantomData<K>);
+
+impl<K: IntKind> StepKind for OfRun<K> {
+    const STEP: usize = K::RUN;
+    const WIDE: bool = K::WIDE;
+    const GROUPS: usize = K::RUN_GROUPS;
 }
 
 /// [`Lines::dot4`] of codes of a kind.

@@ -1,8 +1,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
 
-use super::{Avx2, Avx512, AvxVnni, F8, IntKind, IntTile, Lines, RunKind, StepKind, Tile, Work};
+use super::{Avx2, Avx512, AvxVnni, F8, IntKind, IntTile, Lines, OfRun, RunKind, StepKind, Tile, Work};
 
 impl Lines for Avx512 {
     type I = __m512i;
@@ -307,18 +306,14 @@ two_registers!(
     4,
     dot_avx2,
     #[inline(always)]
-    unsafe fn dot_groups<const N: usize>(
-        sum: [__m256i; 2],
-        w: [[__m256i; 2]; N],
-        a: [[__m256i; 2]; N],
-    ) -> [__m256i; 2] {
+    unsafe fn products(w: [__m256i; 2], a: [__m256i; 2]) -> [__m256i; 2] {
         // SAFETY: the caller guarantees the instruction set.
-        unsafe {
-            [
-                groups_avx2(sum[0], w.map(|w| w[0]), a.map(|a| a[0])),
-                groups_avx2(sum[1], w.map(|w| w[1]), a.map(|a| a[1])),
-            ]
-        }
+        unsafe { [_mm256_maddubs_epi16(w[0], a[0]), _mm256_maddubs_epi16(w[1], a[1])] }
+    },
+    #[inline(always)]
+    unsafe fn add_products(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe { [_mm256_add_epi16(a[0], b[0]), _mm256_add_epi16(a[1], b[1])] }
     },
     #[inline(always)]
     unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
@@ -352,19 +347,6 @@ unsafe fn dot_avx2<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __
 unsafe fn dot_vnni<const WIDE: bool>(sum: __m256i, w: __m256i, a: __m256i) -> __m256i {
     // SAFETY: the caller guarantees the instruction set.
     unsafe { _mm256_dpbusd_avx_epi32(sum, w, a) }
-}
-
-/// Sums of pairs of products of all groups in i16, then of these pairs.
-#[inline(always)]
-unsafe fn groups_avx2<const N: usize>(sum: __m256i, w: [__m256i; N], a: [__m256i; N]) -> __m256i {
-    // SAFETY: the caller guarantees the instruction set.
-    unsafe {
-        let mut pairs = _mm256_maddubs_epi16(w[0], a[0]);
-        for n in 1..N {
-            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[n], a[n]));
-        }
-        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-    }
 }
 
 /// Sums of `T` rows with one panel.
@@ -519,15 +501,6 @@ unsafe fn tile_avx2<K: RunKind, const T: usize>(t: &Tile<T>) {
             t.store_panel::<Avx2>(p, &sums);
         }
     }
-}
-
-/// The products of a run, which are summed at once.
-struct OfRun<K>(PhantomData<K>);
-
-impl<K: IntKind> StepKind for OfRun<K> {
-    const STEP: usize = K::RUN;
-    const WIDE: bool = K::WIDE;
-    const GROUPS: usize = K::RUN_GROUPS;
 }
 
 /// As `IntTile::add`, one panel after the other. With minimums, pairs in 16 bits are multiplied by the factor of their run.

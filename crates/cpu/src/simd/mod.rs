@@ -57,7 +57,7 @@ mod x86;
 
 use half::{bf16, f16};
 
-pub(crate) use lines::{IntKind, IntTile, Lines, RunKind, StepKind, Tile, Work, dot4, scale_int};
+pub(crate) use lines::{IntKind, IntTile, Lines, OfRun, RunKind, StepKind, Tile, Work, dot4, scale_int};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
 pub(crate) use scalar::Scalar;

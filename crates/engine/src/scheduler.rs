@@ -366,11 +366,12 @@ impl Scheduler {
         let decodes = |(seq, rows): (&Seq, &usize)| seq.decodes() && *rows == seq.left();
         let only_decoding = self.running.iter().zip(shares).all(decodes);
         let rows = shares.iter().sum();
-        let lengths = if only_decoding { self.draft_lengths(rows) } else { DraftLengths::default() };
+        let mut budget = if only_decoding { self.limits.decode_budget.saturating_sub(rows) } else { 0 };
+        // Without room for drafts, too: guesses that are not computed are learned from.
+        let lengths = self.draft_lengths(rows, budget);
         if lengths.loss > 0.0 {
             self.trials.pay(lengths.loss);
         }
-        let mut budget = if only_decoding { self.limits.decode_budget.saturating_sub(rows) } else { 0 };
         // Pages are left for the next tokens of all.
         let mut pages = self.pool.available().saturating_sub(self.running.len());
         for (at, seq) in self.running.iter_mut().enumerate() {
@@ -386,10 +387,9 @@ impl Scheduler {
         }
     }
 
-    /// How many of prompt lookup's guesses a step of `rows` tokens computes in addition, the newest ones of all sequences.
-    fn draft_lengths(&mut self, rows: usize) -> DraftLengths {
+    /// Lengths of prompt lookup's drafts, at most `room` tokens in all, in a step of `rows` tokens without them.
+    fn draft_lengths(&mut self, rows: usize, room: usize) -> DraftLengths {
         let Some(costs) = self.limits.drafts else { return DraftLengths::default() };
-        let room = self.limits.decode_budget.saturating_sub(rows);
         let (page_len, pages) =
             (self.pool.page_len(), self.pool.available().saturating_sub(self.running.len()));
         let guesses: Vec<Guesses> =

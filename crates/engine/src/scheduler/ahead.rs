@@ -19,7 +19,8 @@ impl Scheduler {
             return None;
         }
         let count = self.running.len();
-        if !self.draft_lengths(count).each.is_empty() {
+        let room = self.limits.decode_budget.saturating_sub(count);
+        if !self.draft_lengths(count, room).each.is_empty() {
             return None;
         }
         // Their order has not changed, but some may have gone.

@@ -13,7 +13,7 @@ const STALE: u32 = 64;
 /// Steps with drafts in a row after which one without shows again what that costs: drafts are compared with it.
 const DRAFTS: u32 = 16;
 /// How much of what was learned of a size is forgotten in each step that has another. Where drafts are believed to be too
-/// dear there are none, so nothing else would ever correct that.
+/// dear there are none, and with a draft model no trials of prompt lookup's: nothing else would ever correct that.
 const FORGET: f32 = 0.001;
 
 /// Costs of speculative decoding. Drafts are made only where they are worth it.

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use super::accuracy::Accuracy;
 use super::draft_costs::{DraftCosts, MARGIN};
 
-/// What prompt lookup guesses for a sequence.
+/// Prompt lookup's guess for a sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Guesses {
     /// Tokens that it guesses, one after the other.
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(DraftLengths::default().of(3), 0);
     }
 
-    /// Where the first guesses are dear and more of them are nearly free, there are many or none.
+    /// Many drafts or none, if the first rows are dear and further ones nearly free.
     #[test]
     fn costs_are_those_of_the_whole_step() {
         let costs = measured([20, 25, 40, 60, 85, 110, 115, 140]);
@@ -162,7 +162,7 @@ mod tests {
         assert!(lengths(4, right).loss < lengths(1, guesses(1, 2)).loss);
     }
 
-    /// Where drafts always pay, a step without them now and then says what they are compared with.
+    /// After 16 steps with drafts one has none: its time is the baseline that drafts are compared with.
     #[test]
     fn steps_without_drafts_are_seen_too() {
         let plain = |mut costs: DraftCosts| -> Vec<usize> {

@@ -93,7 +93,8 @@ impl Scheduler {
     /// Accuracy of the guesses for each sequence for which there may be some, and for which prompt lookup has none.
     pub(super) fn open_to_guess(&mut self) -> Vec<Option<Accuracy>> {
         let mtp = self.has_mtp();
-        let by_lookup = self.draft_lengths(self.running.iter().map(Seq::left).sum());
+        let rows = self.running.iter().map(Seq::left).sum();
+        let by_lookup = self.draft_lengths(rows, self.limits.decode_budget.saturating_sub(rows));
         let accuracy = |(at, seq): (usize, &Seq)| {
             let model = seq.model.as_ref().filter(|model| !(mtp && model.lost));
             model.filter(|_| by_lookup.of(at) == 0).map(|model| model.accuracy)

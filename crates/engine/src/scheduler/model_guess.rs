@@ -18,7 +18,7 @@ pub(super) struct DraftModelRecord {
     pub(super) trials: Trials,
 }
 
-/// What trials may cost.
+/// Budget of trials: a share of the time.
 #[derive(Debug, Default)]
 pub(super) struct Trials {
     saved: f32,

@@ -70,7 +70,9 @@ impl Scheduler {
         let mut parts: Vec<BatchPart> = ended.collect();
         self.preempt_for_room();
         let (count, again) = (self.running.len(), self.pool.has_states());
-        let open = if self.only_decodes() { self.open_to_guess() } else { vec![None; count] };
+        // Prompt lookup is asked only where that matters: its guess costs time.
+        let may_guess = self.only_decodes() && self.running.iter().any(Seq::has_mtp);
+        let open = if may_guess { self.open_to_guess() } else { vec![None; count] };
         let guessing = guessing(&open, |some| costs.of_model_guess(model, count, some, 1, again));
         let by_model = |at| costs.of_model_guess(model, count, guessing.max(1), at, again);
         let left: usize = self.running.iter().map(Seq::left).sum();

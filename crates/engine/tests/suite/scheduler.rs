@@ -2,7 +2,9 @@
 
 use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::failure::Unfit;
-use tallow_engine::scheduler::{Batch, BatchPart, ClientId, Limits, LogitsRows, NewSeq, Scheduler, SeqId};
+use tallow_engine::scheduler::{
+    Batch, BatchPart, ClientId, DraftCosts, Limits, LogitsRows, NewSeq, Scheduler, SeqId, StepCost,
+};
 
 use crate::schedules::{follow, output};
 
@@ -89,6 +91,44 @@ fn a_step_is_planned_ahead_where_it_can_be() {
     s.advance(&after);
     assert_eq!(s.next_ahead(&after), None);
     s.check().unwrap();
+}
+
+/// Beside a prompt nothing is drafted. How often guesses are right is learned meanwhile, so that drafts begin at once after it.
+#[test]
+fn guesses_beside_a_prompt_are_learned_from() {
+    // A guess must be right more often than is believed at first.
+    let drafts = Some(DraftCosts::new(StepCost::Known { first: 1.0, more: 0.5 }, None));
+    let limits = Limits { context: 400, slots: 2, budget: 16, decode_budget: 5, all_logits: 8, drafts };
+    let drafted_after = |steps: usize| {
+        let mut s = Scheduler::new(limits, BlockPool::new(100, 4));
+        let new = |id, tokens, drafts| NewSeq {
+            id: SeqId(id),
+            tokens,
+            max_new: 60,
+            root: Chain::ROOT,
+            all_logits: false,
+            lora: None,
+            drafts,
+            cross: None,
+            client: ClientId(id),
+        };
+        s.submit(new(0, (0..40).chain(0..3).collect(), true)).unwrap();
+        s.submit(new(1, (1000..1300).collect(), false)).unwrap();
+        // The answer goes on as the prompt began.
+        let (mut next, mut beside) = (3, 0);
+        while beside < steps {
+            let batch = s.next_batch().unwrap();
+            let samples = batch.parts[0].logits.samples();
+            assert!(batch.parts.iter().all(|part| part.drafted == 0) && batch.parts.len() == 2);
+            s.commit(&batch, &[Vec::from_iter(samples.then_some(next)), vec![]]);
+            next += u32::from(samples);
+            beside += usize::from(samples);
+        }
+        s.drop_seq(SeqId(1));
+        s.next_batch().unwrap().parts[0].drafted
+    };
+    assert_eq!(drafted_after(1), 0);
+    assert!(drafted_after(12) > 0);
 }
 
 #[test]

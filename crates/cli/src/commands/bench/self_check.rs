@@ -17,7 +17,7 @@ use crate::settings::{DeviceArgs, Sources};
 use crate::single_runner::Setup;
 use crate::{Failed, terminal};
 
-/// What models mostly consist of, and what their largest layers are made of.
+/// Weight formats to measure: those of most GGUF files, and BF16.
 const FORMATS: [Format; 5] = [Format::Q4K, Format::Q6K, Format::Q8_0, Format::MXFP4, Format::BF16];
 /// A layer of a small model. As many of them are multiplied in turn as are measured by the memory's speed.
 const OUTPUTS: usize = 3072;
@@ -69,7 +69,7 @@ pub(super) fn self_check(args: &Bench, sources: &Sources) -> Result<(), Failed> 
     print(&terminal::sanitized(&format!("```\n{text}```\n")))
 }
 
-/// What was measured with a number of threads.
+/// Results with a number of threads.
 struct Measured {
     label: String,
     threads: usize,
@@ -118,7 +118,7 @@ impl Measured {
     }
 }
 
-/// What stands out, in sentences.
+/// Sentences about results that are not as they should be.
 fn findings(measured: &[Measured], device: &Device) -> Vec<String> {
     let mut found = Vec::new();
     for Measured { label, read: (least, most), .. } in measured {

@@ -50,7 +50,8 @@ pub struct Step {
     /// layers. Those before the tile in which the window of the span's first token begins are not read, and may be any
     /// (see [`ATTEND_TILE`](crate::ops::ATTEND_TILE)).
     pub swa_pages: Vec<PageTable>,
-    /// The recurrent state rows of each span; empty if no layer has recurrent state.
+    /// The recurrent state rows of each span; empty if no layer has recurrent state. A sequence may have several spans, one behind
+    /// the other (see [`continues`](Step::continues)), so that its state in between stays in a row.
     pub states: Vec<StateRows>,
     /// Rows whose logits are computed.
     pub outputs: Vec<u32>,
@@ -59,8 +60,26 @@ pub struct Step {
 }
 
 impl Step {
+    /// True if a span goes on where the one before it ends, and reads the state that that one writes.
+    pub fn continues(&self, span: usize) -> bool {
+        let rows = |span: usize| Some((self.spans.get(span)?, self.states.get(span)?));
+        let both = span.checked_sub(1).and_then(rows).zip(rows(span));
+        both.is_some_and(|((_, before), (span, state))| span.start > 0 && state.from == before.to)
+    }
+
+    /// Spans of each sequence: those that continue one another together, in order.
+    pub fn sequences(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let first = next;
+            next =
+                (first + 1..self.spans.len()).find(|span| !self.continues(*span)).unwrap_or(self.spans.len());
+            (first < next).then_some(first..next)
+        })
+    }
+
     /// Checks that the spans cover the tokens, pages hold the spans, a state row that one span writes is neither written
-    /// nor read by another, and outputs are rows.
+    /// nor read by another, but for one that continues it, and outputs are rows.
     fn check(&self) -> Result<()> {
         let wrong = |what, want: String, got: String| Error::Shape { op: "step", what, want, got };
         let rows: usize = self.spans.iter().map(|s| s.rows).sum();
@@ -85,8 +104,15 @@ impl Step {
         let mut written: Vec<u32> = self.states.iter().map(|s| s.to).collect();
         written.sort_unstable();
         let twice = written.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
-        let read = self.spans.iter().zip(&self.states).filter(|(span, _)| span.start > 0);
-        let both = read.map(|(_, s)| s.from).find(|from| written.binary_search(from).is_ok());
+        let gap = (1..self.spans.len())
+            .find(|i| self.continues(*i) && self.spans[*i].start != self.spans[i - 1].end());
+        if let Some(i) = gap {
+            let (want, got) = (self.spans[i - 1].end().to_string(), self.spans[i].start.to_string());
+            return Err(wrong("the start of a span that continues another", want, got));
+        }
+        let reads = |i: &usize| self.spans[*i].start > 0 && !self.continues(*i);
+        let mut read = (0..count).filter(reads).map(|i| self.states[i].from);
+        let both = read.find(|from| written.binary_search(from).is_ok());
         if let Some(row) = twice.or(both) {
             let got = format!("{row} written by one span, and used by another");
             return Err(wrong("the rows of states", "those written for one span alone".into(), got));

@@ -1,7 +1,7 @@
 //! [`build`] and [`build_cross`]: from the scheduler's batch to the steps that a device runs. The only place where the
 //! two meet.
 
-use tallow_core::{Span, Step};
+use tallow_core::{Span, StateRows, Step};
 use tallow_models::blocks::cross_attention::{CrossSpan, looking};
 
 use crate::scheduler::{Batch, BatchPart, LogitsRows};
@@ -14,9 +14,15 @@ pub fn build(batch: &Batch, page_len: usize) -> Step {
         let first = step.tokens.len() as u32;
         let rows = part.tokens.len();
         step.tokens.extend(&part.tokens);
-        step.spans.push(Span { rows, start: part.start, pages: part.blocks.clone() });
-        step.swa_pages.extend(part.swa_blocks.clone());
-        step.states.extend(part.state);
+        let (mut from, mut at) = (part.state.map(|rows| rows.from), 0);
+        // One span, or several, so that the states in between stay.
+        let snapshots = part.snapshots.iter().map(|(after, row)| (*after, Some(row.0)));
+        for (end, to) in snapshots.chain([(rows, part.state.map(|rows| rows.to))]) {
+            step.spans.push(Span { rows: end - at, start: part.start + at, pages: part.blocks.clone() });
+            step.swa_pages.extend(part.swa_blocks.clone());
+            step.states.extend(from.zip(to).map(|(from, to)| StateRows { from, to }));
+            (from, at) = (to, end);
+        }
         let end = first + rows as u32;
         step.outputs.extend(match part.logits {
             LogitsRows::None => end..end,

@@ -12,8 +12,8 @@
 //!
 //! In a model with recurrent state, snapshots of it are published with the pages: after the last full page of a prompt,
 //! where a prompt leaves what another sequence computed, after the last full page of an answer, and every
-//! [`SNAPSHOT_EVERY`] tokens while there are free rows. A step ends where a snapshot is due. Where else a step of a prompt
-//! ends after a full page, the state is a snapshot too, and is evicted first.
+//! [`SNAPSHOT_EVERY`] tokens while there are free rows; and, evicted first, near the end of a prompt and where a step of it
+//! ends after a full page, for those who edit their last message. A step makes those that it passes on its way.
 //!
 //! Where sliding-window layers have pages of their own, there are enough of them for all slots, so that a sequence never waits
 //! for one. A sequence takes them step by step, and gives those back that no window reaches any more; their content stays
@@ -280,9 +280,16 @@ impl Scheduler {
         self.draft(&shares);
         let page_len = self.pool.page_len();
         let mut parts = Vec::with_capacity(shares.len());
-        for (seq, rows) in self.running.iter_mut().zip(shares).filter(|(_, rows)| *rows > 0) {
-            if self.pool.has_states() && seq.next_state.is_none() {
+        let has_states = self.pool.has_states();
+        // Snapshots have what is left.
+        for (seq, _) in self.running.iter_mut().zip(&shares).filter(|(_, rows)| has_states && **rows > 0) {
+            if seq.next_state.is_none() {
                 seq.next_state = self.pool.take_state();
+            }
+        }
+        for (seq, mut rows) in self.running.iter_mut().zip(shares).filter(|(_, rows)| *rows > 0) {
+            if has_states {
+                rows = seq.take_snapshots(rows, &mut self.pool);
             }
             let end = seq.computed + rows + seq.draft.len();
             if self.pool.has_swa() {
@@ -328,7 +335,7 @@ impl Scheduler {
     /// share of the remaining budget otherwise. Sequences that need all logits additionally share the smaller `all_logits`
     /// budget. Of those whose input is not encoded yet only the first gets any.
     fn shares(&self) -> Vec<usize> {
-        let most = |s: &Seq| if s.all_logits { s.ahead().min(self.limits.all_logits) } else { s.ahead() };
+        let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
         let mut shares: Vec<usize> =
             self.running.iter().map(|s| if s.decodes() { s.left() } else { 0 }).collect();
         let decoding = shares.iter().sum::<usize>();
@@ -345,7 +352,7 @@ impl Scheduler {
         let mut scored_left = prefilling.iter().filter(|i| self.running[**i].all_logits).count();
         for i in prefilling {
             let seq = &self.running[i];
-            shares[i] = seq.ahead().min(budget.div_ceil(left));
+            shares[i] = seq.left().min(budget.div_ceil(left));
             if seq.all_logits {
                 shares[i] = shares[i].min(scored_budget.div_ceil(scored_left));
                 scored_budget -= shares[i];
@@ -467,7 +474,7 @@ impl Scheduler {
             self.pool.publish_input(&output.input, blocks.iter().copied().map(BlockId));
             *encoded = true;
         }
-        let mut last = None;
+        let mut filled = Vec::new();
         while (seq.published + 1) * page <= seq.computed {
             let at = seq.published * page;
             let (block, tokens) = (BlockId(seq.blocks[seq.published]), &seq.tokens[at..at + page]);
@@ -475,15 +482,21 @@ impl Scheduler {
             if let Some(swa) = seq.swa.page(seq.published) {
                 self.pool.publish_swa(published.block, swa);
             }
-            (seq.after, last) = (published.chain, Some(published.block));
+            seq.after = published.chain;
             seq.published += 1;
+            filled.push((seq.published * page, published.block));
         }
         if self.pool.has_swa() {
             seq.swa.keep(seq.computed, &mut self.pool);
             seq.swa.release(seq.computed, &mut self.pool);
         }
-        if let Some((block, row)) = last.zip(seq.state).filter(|_| seq.computed.is_multiple_of(page)) {
-            seq.snapshot(block, row, &mut self.pool);
+        if self.pool.has_states() {
+            seq.publish_snapshots(&filled, &mut self.pool);
+            if let Some(((end, block), row)) = filled.last().zip(seq.state)
+                && seq.computed == *end
+            {
+                seq.snapshot(*end, *block, row, &mut self.pool);
+            }
         }
         self.record_draft_kv(at);
     }

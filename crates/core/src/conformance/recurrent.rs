@@ -14,15 +14,19 @@ cases!(causal_conv gated_delta);
 /// Sequence index and the range of its tokens.
 type Part = (usize, Range<usize>);
 
-/// Sequence lengths. The steps below cut them awkwardly, mix different sequences, and include an empty part.
+/// Sequence lengths. The steps below cut them awkwardly, mix different sequences, and include empty parts and several of a
+/// sequence.
 const LENS: [usize; 3] = [11, 1, 6];
+
+/// Most parts of a sequence in all steps, plus one.
+const ROWS: usize = 8;
 
 fn steps() -> Vec<Vec<Part>> {
     vec![
-        vec![(0, 0..1), (2, 0..4)],
+        vec![(0, 0..1), (2, 0..1), (2, 1..4)],
         vec![(2, 4..5), (0, 1..3), (1, 0..1)],
         vec![(0, 3..3), (2, 5..6)],
-        vec![(0, 3..11)],
+        vec![(0, 3..4), (0, 4..4), (0, 4..9), (0, 9..11)],
     ]
 }
 
@@ -31,12 +35,12 @@ fn alone() -> Vec<Vec<Part>> {
     LENS.iter().enumerate().map(|(i, n)| vec![(i, 0..*n)]).collect()
 }
 
-/// The plan of a step. `turns` counts the steps of each sequence so far. A sequence's two state rows are not adjacent.
+/// The plan of a step. `turns` counts the parts of each sequence so far. The state rows of a sequence are not adjacent.
 fn plan<B: Backend>(t: &Bench<'_, B>, parts: &[Part], turns: &mut [usize]) -> Result<StepPlan<B>, String> {
     let span = |(_, rows): &Part| Span { rows: rows.len(), start: rows.start, pages: vec![0].into() };
     let spans: Vec<Span> = parts.iter().map(span).collect();
     let state = |(i, _): &Part| {
-        let (from, to) = ((turns[*i] % 2) * LENS.len() + i, ((turns[*i] + 1) % 2) * LENS.len() + i);
+        let (from, to) = (turns[*i] * LENS.len() + i, (turns[*i] + 1) * LENS.len() + i);
         turns[*i] += 1;
         StateRows { from: from as u32, to: to as u32 }
     };
@@ -82,12 +86,15 @@ fn check<B: Backend>(
             first += rows.len();
         }
     }
-    Ok(())
+    // From the state that a part in the middle of the last step has left.
+    let parts = [(0, 9..11)];
+    let y = run(&parts, &plan(t, &parts, &mut [ROWS - 2, 0, 0])?)?;
+    t.same((what, "a state between parts"), &y, &at_once[0].row_range(9..11))
 }
 
 /// State memory filled with garbage that must not be read.
 fn states<B: Backend>(t: &Bench<'_, B>, cols: usize) -> Result<Tensor<B>, String> {
-    t.up(&Host::random(77, 2 * LENS.len(), cols).map(|x| 1e3 * x))
+    t.up(&Host::random(77, ROWS * LENS.len(), cols).map(|x| 1e3 * x))
 }
 
 fn causal_conv<B: Backend>(t: &Bench<'_, B>) -> Outcome {

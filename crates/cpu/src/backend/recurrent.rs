@@ -1,7 +1,7 @@
 //! Ops with recurrent state per sequence (causal convolution, gated delta rule), as pieces for the pool.
 
 use tallow_core::ops::{CausalConv, GatedDelta, MAX_KERNEL};
-use tallow_core::{DType, Memory, Result, Span, StateRows, Tensor};
+use tallow_core::{DType, Memory, Result, StateRows, Tensor};
 
 use super::device::Cpu;
 use crate::mat::{Mat, MatMut};
@@ -12,15 +12,19 @@ impl Cpu {
         let (x, by, k) = (Mat::<f32>::new(op.x), Mat::<f32>::new(op.weight), self.kernels);
         let (window, to) = (Mat::<f32>::new(op.window), MatMut::<f32>::new(op.window));
         let (before, cols, host) = (by.rows - 1, x.cols, op.plan.host());
-        // For each token of the step, its span, and the span's first row.
+        // For each token of the step, the first span of its sequence, and that span's first row.
         let mut places: Vec<(usize, usize)> = Vec::with_capacity(x.rows);
-        let mut starts = Vec::with_capacity(host.spans.len());
-        for (i, span) in host.spans.iter().enumerate() {
-            starts.push(places.len());
-            places.extend(std::iter::repeat_n((i, places.len()), span.rows));
+        // For each span the same, and the tokens of its sequence up to its end.
+        let mut ends = Vec::with_capacity(host.spans.len());
+        for spans in host.sequences() {
+            let (i, first) = (spans.start, places.len());
+            for span in &host.spans[spans] {
+                places.extend(std::iter::repeat_n((i, first), span.rows));
+                ends.push((i, first, places.len() - first));
+            }
         }
-        // Input of a token, where `at` counts from the start of the span's window; `None` before the sequence's first
-        // token.
+        // Input of a token, where `at` counts from the start of the first span's window; `None` before the sequence's
+        // first token.
         let token = |i: usize, first: usize, at: usize| -> Option<&[f32]> {
             match at.checked_sub(before) {
                 Some(row) => Some(x.row(first + row)),
@@ -38,12 +42,12 @@ impl Cpu {
             let task = CausalConvTask { by: by.rows(by.rows - count..by.rows), rows: &rows[..count] };
             (k.causal_conv)(&task, out);
         })?;
-        for (i, (span, StateRows { to: row, .. })) in host.spans.iter().zip(&host.states).enumerate() {
-            // SAFETY: no other span of a plan reads or writes a row that one writes, so nothing else uses this one.
-            // What a span reads itself is another row, or nothing at the start of its sequence.
+        for (StateRows { to: row, .. }, (i, first, rows)) in host.states.iter().zip(ends) {
+            // SAFETY: no other span of a plan writes a row that one writes, and none reads it here: one that continues it
+            // takes the inputs from `x`. What the first span of a sequence reads is another row, or nothing at its start.
             let row = unsafe { to.row(*row as usize) };
             for (at, to) in row.chunks_exact_mut(cols.max(1)).enumerate() {
-                match token(i, starts[i], span.rows + at) {
+                match token(i, first, rows + at) {
                     Some(from) => to.copy_from_slice(from),
                     None => to.fill(0.0),
                 }
@@ -59,33 +63,36 @@ impl Cpu {
         let (from, to) = (Mat::<f32>::new(op.states), MatMut::<f32>::new(op.states));
         let out = self.alloc(DType::F32, op.v.rows(), op.v.cols())?;
         let m = MatMut::<f32>::new(&out);
-        let (mut tasks, mut first): (Vec<(GatedDeltaTask<'_>, &Span, StateRows)>, usize) = (Vec::new(), 0);
-        for (span, state) in host.spans.iter().zip(&host.states) {
-            let rows = first..first + span.rows;
+        // The spans of a sequence and their first row; a head and some columns of its state.
+        let (mut tasks, mut first) = (Vec::new(), 0);
+        for spans in host.sequences() {
             for head in 0..heads.values {
                 for start in (0..heads.value_dim).step_by(BLOCK) {
-                    let columns = start..heads.value_dim.min(start + BLOCK);
-                    let rows = rows.clone();
-                    tasks.push((
-                        GatedDeltaTask { heads, head, rows, qk, v, gates, out: &m, columns },
-                        span,
-                        *state,
-                    ));
+                    tasks.push((spans.clone(), first, head, start..heads.value_dim.min(start + BLOCK)));
                 }
             }
-            first = rows.end;
+            first += host.spans[spans].iter().map(|span| span.rows).sum::<usize>();
         }
         let cost = 4 * (op.v.rows() + host.spans.len()) * heads.state_len();
         self.share(tasks.len(), cost, |_, i| {
-            let (task, span, state) = &tasks[i];
-            // SAFETY: no other span of a plan reads or writes a row that one writes, and each block of a row belongs to
-            // one task. What a span reads itself is another row, or nothing at the start of its sequence.
-            let block = unsafe { to.part(state.to as usize, task.place()) };
-            match span.start {
-                0 => block.fill(0.0),
-                _ => block.copy_from_slice(&from.row(state.from as usize)[task.place()]),
+            let (spans, mut first, head, columns) = tasks[i].clone();
+            let mut before: Option<&[f32]> = None;
+            for (span, state) in host.spans[spans.clone()].iter().zip(&host.states[spans]) {
+                let (columns, rows) = (columns.clone(), first..first + span.rows);
+                let task = GatedDeltaTask { heads, head, rows, qk, v, gates, out: &m, columns };
+                // SAFETY: no other span of a plan writes a row that one writes, or reads it, but for one that continues it,
+                // which comes next here; and each block of a row belongs to one task. What the first span of a sequence
+                // reads is another row, or nothing at its start.
+                let block = unsafe { to.part(state.to as usize, task.place()) };
+                match before {
+                    Some(before) => block.copy_from_slice(before),
+                    None if span.start == 0 => block.fill(0.0),
+                    None => block.copy_from_slice(&from.row(state.from as usize)[task.place()]),
+                }
+                (k.gated_delta)(&task, block);
+                before = Some(block);
+                first += span.rows;
             }
-            (k.gated_delta)(task, block);
         });
         Ok(out)
     }

@@ -88,7 +88,7 @@ impl Scheduler {
         self.running.iter().filter(|r| r.root == seq.root && r.computed < r.prompt_len).any(|r| {
             let shared = r.shared_with(seq, page);
             match self.pool.has_states() {
-                true => r.snapshots.iter().any(|at| (have + 1..=shared).contains(at)),
+                true => r.snapshots.range(have + 1..).next().is_some_and(|(at, _)| *at <= shared),
                 // Of what is published already it can get no more.
                 false => shared > have && r.published * page < shared,
             }
@@ -136,7 +136,8 @@ impl Scheduler {
         seq.blocks = prefix.blocks.into_iter().collect();
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
         if self.pool.has_states() {
-            seq.plan_snapshots(prefix.published * page, page);
+            // A quarter of the rows is for those that are not kept.
+            seq.plan_snapshots(prefix.published * page, page, self.pool.state_rows() / 4);
         }
         if self.pool.has_swa() {
             seq.swa = SwaKv::new(seq.published, &prefix.swa);

@@ -3,6 +3,7 @@
 use tallow_core::{PageTable, StateRows};
 
 use super::SeqId;
+use crate::block_pool::StateRow;
 use crate::lora::LoraRef;
 
 /// Tokens of one sequence that a step computes.
@@ -25,6 +26,8 @@ pub struct BatchPart {
     pub swa_blocks: Option<PageTable>,
     /// Rows of its recurrent state before and after the step, in a model that has any.
     pub state: Option<StateRows>,
+    /// Snapshots of its recurrent state on the way: after so many of these tokens, and to which row.
+    pub snapshots: Vec<(usize, StateRow)>,
     /// The tokens among these that need logits.
     pub logits: LogitsRows,
     /// LoRA adapter.
@@ -45,6 +48,7 @@ impl BatchPart {
             blocks,
             swa_blocks: None,
             state: None,
+            snapshots: Vec::new(),
             logits,
             lora: None,
             cross: None,

@@ -1,6 +1,6 @@
 //! [`Seq`]: a sequence in the scheduler, its tokens and its pages.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tallow_core::{PageTable, StateRows};
 
@@ -11,6 +11,21 @@ use super::{BatchPart, ClientId, CrossPart, LogitsRows, NewSeq, SNAPSHOT_EVERY, 
 use crate::block_pool::{BlockId, BlockPool, Chain, StateRow, SwaPage};
 use crate::encoder_input::{EncoderOutput, InputDigest};
 use crate::lora::LoraRef;
+
+/// Near the end of a prompt, how much further from it each snapshot is than the one after it: what is computed again where a
+/// message is edited is at most about a fifth of what is new.
+const TAIL_GROWTH: f64 = 1.2;
+
+/// Why a snapshot of the state is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Snapshot {
+    /// Near the end of a prompt, where messages are edited.
+    Tail,
+    /// At regular intervals.
+    Regular,
+    /// At the end of a prompt, and where prompts part.
+    Due,
+}
 
 /// A sequence in the scheduler.
 #[derive(Debug)]
@@ -37,8 +52,10 @@ pub(super) struct Seq {
     pub(super) next_state: Option<StateRow>,
     /// Row that the step after that writes, if it was launched ahead.
     pub(super) ahead_state: Option<StateRow>,
-    /// Prompt positions after which snapshots of the state are due. Its steps end there.
-    pub(super) snapshots: BTreeSet<usize>,
+    /// Prompt positions after which snapshots of the state are planned.
+    pub(super) snapshots: BTreeMap<usize, Snapshot>,
+    /// Those that its next step makes on its way, and their rows.
+    on_its_way: Vec<(usize, StateRow)>,
     /// The newest snapshot within the answer. The next one replaces it.
     answer_snapshot: Option<(BlockId, StateRow)>,
     pub(super) root: Chain,
@@ -150,7 +167,8 @@ impl Seq {
             state: None,
             next_state: None,
             ahead_state: None,
-            snapshots: BTreeSet::new(),
+            snapshots: BTreeMap::new(),
+            on_its_way: Vec::new(),
             answer_snapshot: None,
             root: new.root,
             after: new.root,
@@ -169,6 +187,7 @@ impl Seq {
     pub(super) fn reset(&mut self) {
         (self.blocks, self.swa) = (PageTable::default(), SwaKv::default());
         self.snapshots.clear();
+        self.on_its_way.clear();
         (self.state, self.next_state, self.ahead_state) = (None, None, None);
         self.answer_snapshot = None;
         (self.computed, self.again, self.published, self.after) = (0, 0, 0, self.root);
@@ -187,7 +206,8 @@ impl Seq {
 
     /// Rows of its recurrent states.
     pub(super) fn states(&self) -> impl Iterator<Item = StateRow> {
-        self.state.into_iter().chain(self.next_state).chain(self.ahead_state)
+        let on_its_way = self.on_its_way.iter().map(|(_, row)| *row);
+        self.state.into_iter().chain(self.next_state).chain(self.ahead_state).chain(on_its_way)
     }
 
     /// Tokens of whole pages with which its prompt begins, and another sequence too.
@@ -202,7 +222,7 @@ impl Seq {
         if is_due && self.root == other.root && !other.all_logits && self.computed < self.prompt_len {
             let shared = self.shared_with(other, pool.page_len());
             if pool.has_states() {
-                self.snapshot_at(shared);
+                self.snapshot_at(shared, Snapshot::Due);
             }
             if pool.has_swa() && shared > self.computed {
                 self.swa.ends.insert(shared);
@@ -218,37 +238,75 @@ impl Seq {
     }
 
     /// Plans a snapshot after `tokens` tokens, if they are still to be computed.
-    fn snapshot_at(&mut self, tokens: usize) {
+    fn snapshot_at(&mut self, tokens: usize, why: Snapshot) {
         if tokens > self.computed {
-            self.snapshots.insert(tokens);
+            let planned = self.snapshots.entry(tokens).or_insert(why);
+            *planned = why.max(*planned);
         }
     }
 
     /// Plans the snapshots of its prompt: at the end of its last full page, where it leaves the `published` tokens that
-    /// others computed, and at regular intervals.
-    pub(super) fn plan_snapshots(&mut self, published: usize, page_len: usize) {
+    /// others computed, at regular intervals, and near its end, at most about `tail`: the further from it, the fewer.
+    /// Whoever edits a message there computes little more than what is new.
+    pub(super) fn plan_snapshots(&mut self, published: usize, page_len: usize, tail: usize) {
         let end = self.usable(page_len).len();
         let every = SNAPSHOT_EVERY.next_multiple_of(page_len);
-        self.snapshot_at(end);
-        self.snapshot_at(published.min(end));
-        (self.computed / every + 1..=end / every).for_each(|i| self.snapshot_at(i * every));
+        self.snapshot_at(end, Snapshot::Due);
+        self.snapshot_at(published.min(end), Snapshot::Due);
+        (self.computed / every + 1..=end / every)
+            .for_each(|i| self.snapshot_at(i * every, Snapshot::Regular));
+        let mut behind = 2.0 * page_len as f64;
+        let growth = (every as f64 / behind).powf(1.0 / tail.max(1) as f64).max(TAIL_GROWTH);
+        while tail > 0 && behind < every as f64 {
+            let pages = (behind as usize).next_multiple_of(page_len);
+            self.snapshot_at(end.saturating_sub(pages), Snapshot::Tail);
+            behind *= growth;
+        }
     }
 
-    /// Publishes the state after a full page. Within an answer it replaces the one before it. Within a prompt it is kept if a
-    /// snapshot is due, a regular one only where there is room; others, at the ends of steps, cost nothing but their rows, and
-    /// serve those who edit their last message.
-    pub(super) fn snapshot(&mut self, block: BlockId, row: StateRow, pool: &mut BlockPool) {
-        let page_len = pool.page_len();
-        let is_due = self.snapshots.remove(&self.computed);
-        if self.computed > self.prompt_len {
+    /// Takes rows for the snapshots that its next `rows` tokens pass. Returns how many of them it may compute: up to a
+    /// snapshot that is due, if there is no row for it, since the step writes a state at its end in any case.
+    pub(super) fn take_snapshots(&mut self, rows: usize, pool: &mut BlockPool) -> usize {
+        // Those of a step that was planned, and not run.
+        self.on_its_way.drain(..).for_each(|(_, row)| pool.give_back_state(row));
+        let passed: Vec<_> = self.snapshots.range(self.computed + 1..self.computed + rows).collect();
+        for (at, why) in passed {
+            match pool.take_state() {
+                Some(row) => self.on_its_way.push((*at, row)),
+                None if *why == Snapshot::Due => return at - self.computed,
+                None => {}
+            }
+        }
+        rows
+    }
+
+    /// Publishes the snapshots that the step has made on its way; `blocks`: the pages that it has filled, and where they end.
+    pub(super) fn publish_snapshots(&mut self, blocks: &[(usize, BlockId)], pool: &mut BlockPool) {
+        for (at, row) in std::mem::take(&mut self.on_its_way) {
+            if let Some((_, block)) = blocks.iter().find(|(end, _)| *end == at) {
+                self.snapshot(at, *block, row, pool);
+            }
+            pool.give_back_state(row);
+        }
+        // There were no rows for some.
+        self.snapshots = self.snapshots.split_off(&self.computed);
+    }
+
+    /// Publishes the state after `at` tokens, at the end of a page. Within an answer it replaces the one before it. Within a
+    /// prompt it is kept if a snapshot is due, a regular one only where there is room. Others, near the end of a prompt and
+    /// at the ends of steps, cost nothing but their rows, and serve those who edit their last message.
+    pub(super) fn snapshot(&mut self, at: usize, block: BlockId, row: StateRow, pool: &mut BlockPool) {
+        let why = self.snapshots.remove(&at);
+        if at > self.prompt_len {
             let older = self.answer_snapshot.take();
             older.into_iter().for_each(|(block, row)| pool.forget_state(block, row));
             self.answer_snapshot = pool.publish_state(block, row, true).then_some((block, row));
         } else {
-            let every = SNAPSHOT_EVERY.next_multiple_of(page_len);
-            let is_regular =
-                self.computed.is_multiple_of(every) && self.computed < self.usable(page_len).len();
-            let is_kept = is_due && (!is_regular || pool.spare_states() > 0);
+            let is_kept = match why {
+                Some(Snapshot::Due) => true,
+                Some(Snapshot::Regular) => pool.spare_states() > 0,
+                Some(Snapshot::Tail) | None => false,
+            };
             if pool.publish_state(block, row, is_kept) && is_kept {
                 pool.settle_state(block, row);
             }
@@ -258,13 +316,6 @@ impl Seq {
     /// Ends its answer, or is preempted: the newest snapshot within the answer is not replaced.
     pub(super) fn settle_snapshot(&self, pool: &mut BlockPool) {
         self.answer_snapshot.iter().for_each(|(block, row)| pool.settle_state(*block, *row));
-    }
-
-    /// Tokens that its next step may compute: up to the next snapshot.
-    pub(super) fn ahead(&self) -> usize {
-        let due =
-            self.snapshots.range(self.computed + 1..).next().map_or(usize::MAX, |at| at - self.computed);
-        self.left().min(due)
     }
 
     /// What prompt lookup guesses of its next tokens: at most `room`, and as many as `pages` more pages hold.
@@ -354,7 +405,8 @@ impl Seq {
         let rows = |to: StateRow| StateRows { from: self.state.unwrap_or(to).0, to: to.0 };
         let state = self.next_state.map(rows);
         let drafted = self.draft.len();
-        BatchPart { drafted, state, logits, ..self.part_at(start, tokens, page_len) }
+        let snapshots = self.on_its_way.iter().map(|(at, row)| (at - start, *row)).collect();
+        BatchPart { drafted, state, snapshots, logits, ..self.part_at(start, tokens, page_len) }
     }
 
     /// Batch part of the token that part `follows` of the step in flight samples.

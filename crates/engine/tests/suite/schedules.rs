@@ -273,8 +273,8 @@ fn guess(s: &mut Scheduler, page: usize, cache: &mut Cache, known: &HashMap<SeqI
 type States = HashMap<u32, u64>;
 
 /// Runs a batch on the recurrent states: each part starts at 0 or reads the state after its first tokens, and nothing
-/// reads or writes what another part writes.
-fn go_on(batch: &Batch, rows: usize, states: &mut States, known: &HashMap<SeqId, Known>) {
+/// reads or writes what another part writes. Snapshots on the way are of whole pages.
+fn go_on(batch: &Batch, page: usize, rows: usize, states: &mut States, known: &HashMap<SeqId, Known>) {
     let before = states.clone();
     let mut written = HashSet::new();
     for part in &batch.parts {
@@ -286,6 +286,15 @@ fn go_on(batch: &Batch, rows: usize, states: &mut States, known: &HashMap<SeqId,
         }
         let through = [&seq.tokens[..part.start], &part.tokens].concat();
         states.insert(rows_of.to, digest(seq.salt, &through));
+        let ends: Vec<usize> = part.snapshots.iter().map(|(after, _)| *after).collect();
+        assert!(
+            ends.is_sorted_by(|a, b| a < b) && ends.iter().all(|end| (1..part.tokens.len()).contains(end))
+        );
+        for (after, row) in &part.snapshots {
+            let at = part.start + after;
+            assert!(at.is_multiple_of(page) && (row.0 as usize) < rows && written.insert(row.0), "{row:?}");
+            states.insert(row.0, digest(seq.salt, &through[..at]));
+        }
     }
     let read = batch.parts.iter().filter(|part| part.start > 0).filter_map(|part| part.state);
     assert!(read.into_iter().all(|rows| !written.contains(&rows.from)));
@@ -330,6 +339,7 @@ fn waste(parts: &[BatchPart], page: usize, cache: &mut Cache, swa: &mut Cache, s
             swa.extend(part.swa_blocks.iter().map(|pages| (slot(pages, at), 0)));
         }
         states.extend(part.state.iter().map(|rows| (rows.to, 0)));
+        states.extend(part.snapshots.iter().map(|(_, row)| (row.0, 0)));
     }
 }
 
@@ -451,7 +461,7 @@ proptest! {
             prop_assert!(s.running() <= slots);
             let sampled = run(&batch, page, &mut cache, &known);
             if state_rows > 0 {
-                go_on(&batch, state_rows, &mut states, &known);
+                go_on(&batch, page, state_rows, &mut states, &known);
             }
             if swa.is_some() {
                 slide(&batch, page, s.pool().window(), &mut swa_cache, &known);

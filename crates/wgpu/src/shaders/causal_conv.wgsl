@@ -5,8 +5,9 @@
 fn element(r: u32, c: u32) {
   var s = 0u;
   for (var i = 1u; i < p.spans; i++) { if (plan[p.starts_at + i] <= r) { s = i; } }
+  s = first_span(s);
   let first = plan[p.starts_at + s];
-  let begins = plan[p.lens_at + s] == plan[p.starts_at + s + 1u] - first;
+  let begins = begins_at(s);
   var sum = 0.0;
   for (var j = 0u; j < p.kernel; j++) {
     sum = fma(input(s, first, begins, r - first + j, c), weight[p.weight_at + j * p.weight_stride + c], sum);

@@ -12,8 +12,8 @@
 //!
 //! In a model with recurrent state, snapshots of it are published with the pages: after the last full page of a prompt,
 //! where a prompt leaves what another sequence computed, after the last full page of an answer, and every
-//! [`SNAPSHOT_EVERY`] tokens while there are free rows; and, evicted first, near the end of a prompt and where a step of it
-//! ends after a full page, for those who edit their last message. A step makes those that it passes on its way.
+//! [`SNAPSHOT_EVERY`] tokens while there are free rows; and, evicted first, near the end of a prompt, for those who edit
+//! their last message. A step makes those that it passes on its way.
 //!
 //! Where sliding-window layers have pages of their own, there are enough of them for all slots, so that a sequence never waits
 //! for one. A sequence takes them step by step, and gives those back that no window reaches any more; their content stays

@@ -136,8 +136,8 @@ impl Scheduler {
         seq.blocks = prefix.blocks.into_iter().collect();
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
         if self.pool.has_states() {
-            // A quarter of the rows is for those that are not kept.
-            seq.plan_snapshots(prefix.published * page, page, self.pool.state_rows() / 4);
+            // Half of the rows is for those near the ends of prompts: of two.
+            seq.plan_snapshots(prefix.published * page, page, self.pool.state_rows() / 5);
         }
         if self.pool.has_swa() {
             seq.swa = SwaKv::new(seq.published, &prefix.swa);

@@ -293,8 +293,7 @@ impl Seq {
     }
 
     /// Publishes the state after `at` tokens, at the end of a page. Within an answer it replaces the one before it. Within a
-    /// prompt it is kept if a snapshot is due, a regular one only where there is room. Others, near the end of a prompt and
-    /// at the ends of steps, cost nothing but their rows, and serve those who edit their last message.
+    /// prompt it is one if that is planned, and kept if it is due, or a regular one and there is room.
     pub(super) fn snapshot(&mut self, at: usize, block: BlockId, row: StateRow, pool: &mut BlockPool) {
         let why = self.snapshots.remove(&at);
         if at > self.prompt_len {
@@ -305,7 +304,8 @@ impl Seq {
             let is_kept = match why {
                 Some(Snapshot::Due) => true,
                 Some(Snapshot::Regular) => pool.spare_states() > 0,
-                Some(Snapshot::Tail) | None => false,
+                Some(Snapshot::Tail) => false,
+                None => return,
             };
             if pool.publish_state(block, row, is_kept) && is_kept {
                 pool.settle_state(block, row);

@@ -49,7 +49,7 @@ fn a_snapshot_is_made_where_prompts_part() {
     submit(&mut s, 0, prompt(100), 1);
     assert_eq!(prefill(&mut s), [(0, 0, 56)]);
     submit(&mut s, 1, prompt(200), 1);
-    assert_eq!(prefill(&mut s), [(1, 12, 44)]);
+    assert_eq!(prefill(&mut s), [(1, 0, 56)]);
     submit(&mut s, 2, prompt(300), 1);
     assert_eq!(prefill(&mut s), [(2, 32, 24)]);
 }
@@ -75,11 +75,11 @@ fn no_snapshot_is_planned_within_a_step_that_is_under_way() {
     submit(&mut s, 0, prompt(100), 1);
     let batch = s.next_batch().unwrap();
     assert_eq!((batch.parts[0].start, batch.parts[0].tokens.len()), (0, 56));
-    assert_eq!(on_the_way(&batch), [12, 44, 52]);
+    assert_eq!(on_the_way(&batch), [44, 52]);
     s.advance(&batch);
     submit(&mut s, 1, prompt(200), 1);
     s.commit(&batch, &[vec![7]]);
-    assert_eq!(prefill(&mut s), [(1, 12, 44)]);
+    assert_eq!(prefill(&mut s), [(1, 0, 56)]);
 }
 
 /// The next turn of a chat has the answer in its prompt; of the snapshots within an answer only the newest is there.
@@ -131,10 +131,10 @@ fn a_step_ends_at_a_snapshot_that_has_no_row() {
     assert_eq!(prefill(&mut s), [(0, 0, 24), (0, 24, 16), (0, 40, 2)]);
 }
 
-/// States at the ends of steps take no row of a snapshot that was planned, but for a quarter of all.
+/// Snapshots near the ends of prompts leave half of the rows to those that are kept.
 #[test]
-fn ends_of_steps_do_not_displace_planned_snapshots() {
-    let mut s = recurrent(1, 8, 14);
+fn snapshots_of_other_chats_are_kept() {
+    let mut s = recurrent(1, 8, 18);
     let prompt = |id: u32| (0..30).map(|i| i + 100 * id).collect::<Vec<u32>>();
     let chats = 0..8;
     for id in chats.clone() {
@@ -145,11 +145,29 @@ fn ends_of_steps_do_not_displace_planned_snapshots() {
         submit(&mut s, 100 + u64::from(id), prompt(id), 1);
         assert_eq!(prefill(&mut s)[0].1, 28, "chat {id}");
     }
-    // Of the last steps some have left their states, too.
+    // Of the newest prompts there are others, too.
     submit(&mut s, 200, (0..4900).map(|i| i + 10_000).collect(), 1);
     computed(&mut s);
-    submit(&mut s, 201, (0..4870).map(|i| i + 10_000).collect(), 1);
-    assert_eq!(prefill(&mut s)[0].1, 4868);
+    submit(&mut s, 201, (0..4870).chain(0..30).map(|i| i + 10_000).collect(), 1);
+    let reused = prefill(&mut s)[0].1;
+    assert!((4800..4870).contains(&reused), "{reused}");
+}
+
+/// Another request with as long an end does not take the snapshots of a message that is edited.
+#[test]
+fn two_chats_can_edit_their_last_messages() {
+    let mut s = recurrent(2, 256, 92);
+    let prompt = |fresh: u32| (0..2000).chain((0..1200).map(|i| i + 5000 * fresh)).collect::<Vec<u32>>();
+    for (id, fresh) in [(0, 1), (1, 2)] {
+        submit(&mut s, id, prompt(fresh), 1);
+        computed(&mut s);
+    }
+    for (id, fresh) in [(2, 1), (3, 2)] {
+        let edited = prompt(fresh)[..2600].iter().copied().chain(vec![9; 600]).collect();
+        submit(&mut s, id, edited, 1);
+        let reused = prefill(&mut s)[0].1;
+        assert!((2600 - 180..=2600).contains(&reused), "chat {fresh}: {reused}");
+    }
 }
 
 /// However few rows there are, every sequence is computed; snapshots that are evicted are found no more.

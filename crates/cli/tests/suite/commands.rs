@@ -385,7 +385,7 @@ fn bench_checks_the_machine() {
         assert_eq!(cells.len(), 7, "{row}");
         assert!(cells[1..].iter().all(|cell| cell.parse::<f64>().is_ok_and(|cell| cell > 0.0)), "{row}");
     }
-    assert_eq!(said.matches(", 1 threads): reads ").count(), 1, "{said}");
+    assert_eq!(said.matches(", 1 thread): reads ").count(), 1, "{said}");
     let both = home.run(&["bench", "--self-check", "-p", "8"]);
     assert!(both.code == Some(2) && both.err.contains("--n-prompt"), "{both:?}");
     assert!(home.run(&["bench", "--self-check", "-r", "0"]).failed().contains("counts from 1 on"));

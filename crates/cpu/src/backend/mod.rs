@@ -40,7 +40,8 @@ const HELD: usize = 1 << 20;
 
 impl Backend for Cpu {
     fn label(&self) -> String {
-        format!("cpu ({}, {} threads)", self.isa(), self.threads())
+        let (isa, threads) = (self.isa(), self.threads());
+        format!("cpu ({isa}, {threads} thread{})", if threads == 1 { "" } else { "s" })
     }
 
     fn trace(&self) -> &Trace {

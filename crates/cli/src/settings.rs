@@ -89,7 +89,11 @@ pub(crate) static KNOWN: &[Known] = &[
         "context size: tokens of prompt and answer",
         "what the model was trained for, up to 8192",
     ),
-    known("kv", "data type of the KV cache: f32, f16, bf16, int8 or fp8", "f16; bf16 on a CPU with AMX"),
+    known(
+        "kv",
+        "data type of the KV cache: f32, f16, bf16, int8 or fp8",
+        "f16; bf16 where isa is amx or avx512bf16",
+    ),
     known("quant", "quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …", "as they are stored"),
     known("device", "device to run on: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
     known("threads", "CPU threads", "the CPU's cores"),
@@ -193,7 +197,7 @@ impl KvType {
 
     /// Default for a device: the 16-bit type that it multiplies fastest.
     pub(crate) fn best(device: DeviceChoice, isa: Isa) -> KvType {
-        match device.may_be_cpu() && isa == Isa::Amx {
+        match device.may_be_cpu() && isa.multiplies_bf16() {
             true => KvType(DType::BF16),
             false => KvType(DType::F16),
         }

@@ -77,6 +77,11 @@ impl Isa {
         Isa::ALL.into_iter().rev().find(is_best).unwrap_or(Isa::Scalar)
     }
 
+    /// True if it has instructions for products of bf16, which are faster than those of `f32` where it is the best one.
+    pub fn multiplies_bf16(self) -> bool {
+        matches!(self, Isa::Avx512Bf16 | Isa::Amx)
+    }
+
     /// Name in options and reports.
     pub fn name(self) -> &'static str {
         match self {

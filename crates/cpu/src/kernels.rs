@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use tallow_core::{Activation, RopePairs};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use crate::attention::amx as attention_amx;
+use crate::attention::tiles::{self, Amx};
 use crate::attention::{self, AttendTask, Pages, Stage};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::gemm::amx as gemm_amx;
@@ -200,7 +200,7 @@ table!(@fns avxvnni, Isa::AvxVnni, AvxVnni, ["avx2", "fma", "f16c", "avxvnni"],
 table!(avx512, Isa::Avx512, Avx512, Avx512,
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni");
 
-/// The AVX-512 table, with dot products of pairs of bf16.
+/// The AVX-512 table, with dot products of pairs of bf16, for BF16 weights and attention over BF16 caches.
 #[cfg(target_arch = "x86_64")]
 static AVX512_BF16: Kernels = Kernels {
     isa: Isa::Avx512Bf16,
@@ -208,6 +208,8 @@ static AVX512_BF16: Kernels = Kernels {
     bf16: Some(|t| unsafe { gemm::bf16_pairs::multiply(t) }),
     // SAFETY: as above.
     multiply_bf16: Some(|rounds, count| unsafe { roofline::multiply_bf16_pairs(rounds, count) }),
+    // SAFETY: as above.
+    attend_bf16: |t, stage, scratch| unsafe { attention::pairs::attend_bf16(t, stage, scratch) },
     ..avx512::TABLE
 };
 
@@ -226,9 +228,9 @@ static AMX: Kernels = Kernels {
     multiply_int8: |rounds, count| unsafe { roofline::multiply_tiles::<1>(rounds, count) },
     // SAFETY: as above.
     multiply_bf16: Some(|rounds, count| unsafe { roofline::multiply_tiles::<2>(rounds, count) }),
-    attend_bf16: |t, stage, scratch| match attention_amx::takes(t, stage) {
+    attend_bf16: |t, stage, scratch| match Amx::takes(t, stage) {
         // SAFETY: as above.
-        true => unsafe { attention_amx::attend_bf16(t, stage, scratch) },
+        true => unsafe { tiles::attend_bf16::<Amx>(t, stage, scratch) },
         false => (avx512::TABLE.attend_bf16)(t, stage, scratch),
     },
     ..avx512::TABLE

@@ -86,7 +86,7 @@ pub(crate) struct Bench {
     pub threads: Vec<usize>,
     /// Data type of the KV cache: f32, f16, bf16, int8, fp8 [default: f16]
     ///
-    /// The default is bf16 on a CPU with AMX.
+    /// The default is bf16 where --isa is amx or avx512bf16.
     #[arg(long, value_name = "TYPE", value_delimiter = ',', aliases = KV)]
     pub kv: Vec<String>,
     /// CPU instruction set [default: the best there is]

@@ -34,7 +34,7 @@ pub(crate) struct EngineArgs {
     pub context: Option<usize>,
     /// Data type of the KV cache: f32, f16, bf16, int8, fp8 [default: f16]
     ///
-    /// int8 and fp8 take half the memory. The default is bf16 on a CPU with AMX.
+    /// int8 and fp8 take half the memory. The default is bf16 where --isa is amx or avx512bf16.
     #[arg(long, value_name = "TYPE", aliases = KV)]
     pub kv: Option<String>,
     /// auto, cpu, vulkan, vulkan:1, metal, … [default: auto]

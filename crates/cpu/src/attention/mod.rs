@@ -13,7 +13,8 @@
 //! codes, queries and weights are rounded to integers before the product ([`bytes`]); f8 codes are widened.
 //!
 //! With a bf16 cache, queries and weights are rounded to bf16 as well, and sums are formed in the order of AMX tiles
-//! ([`paired`]). So a CPU with AMX uses its tiles for many rows ([`amx`]) and the result is bit-identical.
+//! ([`paired`]). So a CPU with AMX uses its tiles for many rows ([`tiles`]) and the result is bit-identical. A CPU that has
+//! dot products of pairs of bf16 alone uses those for few rows and many ([`pairs`]), in an order of its own.
 //!
 //! # Safety
 //!
@@ -22,8 +23,6 @@
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-pub(crate) mod amx;
 mod bytes;
 mod codes;
 mod floats;
@@ -31,8 +30,12 @@ mod gather;
 mod keys_as_values;
 mod page;
 mod paired;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod pairs;
 mod score;
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod tiles;
 mod weights;
 
 use std::ops::Range;

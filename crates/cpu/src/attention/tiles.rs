@@ -1,16 +1,17 @@
-//! Attention of many rows with AMX, whose tiles multiply 16 rows by 16 columns in bf16.
+//! Attention of many rows over bf16 caches, in the layout of AMX tiles: 16 rows or columns, and pairs of bf16.
 //!
-//! Tiles sum in the order of [`paired`], and all code before and after them is shared with the vector path. So results
-//! are bit-identical, and a row may be computed either way.
+//! With AMX ([`Amx`]), tiles sum in the order of [`paired`]; with AVX-512 BF16, dot products of pairs ([`Pairs`]) sum
+//! pair by pair, from the same layout. All code before and after the products is shared with the path for few
+//! rows. So results are bit-identical, and a row may be computed either way.
 //!
-//! A segment is copied into the tile layout. Then rows are processed in groups of [`GROUP`]: scores by tiles, weights
-//! by vectors, values by tiles. Tile and vector instructions do not overlap, however they are interleaved: a tile
-//! product occupies one of the two ports of 512-bit vectors.
+//! A segment is copied into the tile layout. Then rows are processed in groups of [`GROUP`]: scores, weights by vectors,
+//! values. AMX's tile and vector instructions do not overlap, however they are interleaved: a tile product occupies one of
+//! the two ports of 512-bit vectors.
 //!
 //! # Safety
 //!
-//! As for [`kernels`](crate::kernels): call only on a CPU with AMX, in a process that may use it (see
-//! [`Isa`](crate::Isa)).
+//! As for [`kernels`](crate::kernels): call only on a CPU that has the instructions of the [`Unit`], in a process that may
+//! use them (see [`Isa`](crate::Isa)).
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -24,6 +25,7 @@ use super::softmax::{self, OnlineSoftmax, padded};
 use super::weights;
 use super::{AttendTask, BLOCK, Partials, SEGMENT, Stage, finish, keys_as_values, split};
 use crate::mat::Mat;
+#[cfg(target_os = "linux")]
 use crate::simd::amx::{TileShapes, configure};
 use crate::simd::{self, Avx512};
 
@@ -37,16 +39,59 @@ const TILE: usize = 1024;
 const SPANS: usize = SEGMENT / SPAN;
 /// Row stride of scores in floats: with a power of two all rows would map to the same cache sets.
 const WIDE: usize = SEGMENT + 16;
-/// Minimum rows for which a copy of a segment pays off.
-const MANY: usize = 17;
+/// What multiplies tiles.
+pub(crate) trait Unit {
+    /// Prepares the thread.
+    unsafe fn begin();
 
-/// True if tiles are the faster way: for many rows.
-pub(crate) fn takes(t: &AttendTask<'_>, stage: &Stage<'_>) -> bool {
-    t.count() >= MANY && matches!(stage, Stage::Whole | Stage::Segments(..))
+    /// Multiplies the first `rows` rows, and perhaps others.
+    unsafe fn multiply(product: &Product, rows: usize);
 }
 
-/// [`attend_bf16`](super::attend_bf16) of what it [`takes`].
-pub(crate) unsafe fn attend_bf16(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+/// AMX.
+#[cfg(target_os = "linux")]
+pub(crate) struct Amx;
+
+#[cfg(target_os = "linux")]
+impl Amx {
+    /// True if tiles are the faster way: for many rows.
+    pub(crate) fn takes(t: &AttendTask<'_>, stage: &Stage<'_>) -> bool {
+        // For fewer a copy of a segment does not pay off.
+        t.count() >= 17 && !matches!(stage, Stage::Merge(_))
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Unit for Amx {
+    unsafe fn begin() {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { configure(TileShapes::Full) };
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(product: &Product, _: usize) {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { product.by_amx() };
+    }
+}
+
+/// Dot products of pairs.
+pub(crate) struct Pairs;
+
+impl Unit for Pairs {
+    unsafe fn begin() {}
+
+    #[inline(always)]
+    unsafe fn multiply(product: &Product, rows: usize) {
+        for first in (0..rows).step_by(SOME) {
+            // SAFETY: the caller upholds the same contract.
+            unsafe { product.by_pairs(first) };
+        }
+    }
+}
+
+/// Attention over bf16 pages, in any stage but that of merging.
+pub(crate) unsafe fn attend_bf16<U: Unit>(t: &AttendTask<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let Pages::BF16(k) = t.k else { return };
     let v = match t.v {
         Some(Pages::BF16(v)) => Some(v),
@@ -54,8 +99,8 @@ pub(crate) unsafe fn attend_bf16(t: &AttendTask<'_>, stage: &Stage<'_>, scratch:
     };
     // SAFETY: the caller upholds the same contract.
     unsafe {
-        configure(TileShapes::Full);
-        run(t, Cache { k, v }, stage, scratch);
+        U::begin();
+        run::<U>(t, Cache { k, v }, stage, scratch);
     }
 }
 
@@ -121,7 +166,7 @@ impl<'a> TileScratch<'a> {
 }
 
 /// Product of 32 rows and 32 columns, as 2 x 2 tiles.
-struct Product {
+pub(crate) struct Product {
     /// Tiles of the first 16 rows, contiguous, and those of the first 16 columns.
     left: *const u8,
     right: *const u8,
@@ -134,9 +179,55 @@ struct Product {
     width: usize,
 }
 
+/// Rows whose products with two tiles are summed at a time by dot products of pairs.
+const SOME: usize = 8;
+
 impl Product {
+    /// Rows `first` and [`SOME`] of them, each pair of elements after the one before.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn by_pairs(&self, first: usize) {
+        // SAFETY: as in `by_amx`: rows are contiguous within a tile, of which `SOME` is a part.
+        unsafe {
+            let mut sums = [[_mm512_setzero_ps(); 2]; SOME];
+            let left = self.left.add(first / SIDE * self.stride + first % SIDE * 64);
+            for at in (0..self.steps * TILE).step_by(64) {
+                // A line of the right tiles is a pair of elements, 4 bytes of each row of the left one.
+                let x = left.add(at / TILE * TILE + at % TILE / 16);
+                let w = _mm512_load_si512(self.right.add(at).cast());
+                let v = _mm512_load_si512(self.right.add(self.stride + at).cast());
+                macro_rules! rows {
+                    ($($r:literal)*) => {$(
+                        let _pair: __m512i;
+                        // In assembly, so that a pair is loaded once, and no load earlier than it is needed.
+                        asm!(
+                            "vpbroadcastd {pair}, dword ptr [{x} + {at}]",
+                            "vdpbf16ps {one}, {w}, {pair}",
+                            "vdpbf16ps {two}, {v}, {pair}",
+                            pair = out(zmm_reg) _pair,
+                            x = in(reg) x,
+                            at = const $r * 64,
+                            one = inout(zmm_reg) sums[$r][0],
+                            two = inout(zmm_reg) sums[$r][1],
+                            w = in(zmm_reg) w,
+                            v = in(zmm_reg) v,
+                            options(readonly, nostack, preserves_flags),
+                        );
+                    )*};
+                }
+                rows!(0 1 2 3 4 5 6 7);
+            }
+            for (r, [one, two]) in sums.into_iter().enumerate() {
+                let out = self.out.byte_add((first + r) * self.width);
+                _mm512_storeu_ps(out, one);
+                _mm512_storeu_ps(out.add(SIDE), two);
+            }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
     #[inline(always)]
-    unsafe fn run(&self) {
+    unsafe fn by_amx(&self) {
         // SAFETY: the pointers of the product are valid for its tiles (whoever built it guarantees that); the caller
         // guarantees the instruction set.
         unsafe {
@@ -185,7 +276,7 @@ fn stretches(start: usize, seen: Range<usize>) -> Range<usize> {
 }
 
 /// Permutation that interleaves two runs of 16 words.
-static TURNS: [u16; SPAN] = {
+pub(super) static TURNS: [u16; SPAN] = {
     let mut turns = [0; SPAN];
     let mut i = 0;
     while i < SPAN {
@@ -378,7 +469,7 @@ struct RowGroup {
 impl RowGroup {
     /// Computes the scores of all rows.
     #[inline(always)]
-    unsafe fn score(&self, scratch: &TileScratch<'_>) {
+    unsafe fn score<U: Unit>(&self, scratch: &TileScratch<'_>) {
         let depth = scratch.dims / SPAN;
         for at in self.seen.clone().step_by(SPAN) {
             // SAFETY: the scratch has all tiles of the group and the segment; the caller guarantees the instruction
@@ -392,7 +483,7 @@ impl RowGroup {
                     out: scratch.s.add(at),
                     width: WIDE * size_of::<f32>(),
                 };
-                product.run();
+                U::multiply(&product, self.rows.len());
             }
         }
     }
@@ -438,7 +529,7 @@ impl RowGroup {
 
     /// Computes the weighted values of all rows.
     #[inline(always)]
-    unsafe fn gather(&self, scratch: &mut TileScratch<'_>) {
+    unsafe fn gather<U: Unit>(&self, scratch: &mut TileScratch<'_>) {
         let first = self.seen.start / SPAN * TILE;
         for column in (0..scratch.dims).step_by(SPAN) {
             // SAFETY: as in `score`.
@@ -451,7 +542,7 @@ impl RowGroup {
                     out: scratch.segment.values.as_mut_ptr().add(column),
                     width: scratch.dims * size_of::<f32>(),
                 };
-                product.run();
+                U::multiply(&product, self.rows.len());
             }
         }
     }
@@ -459,7 +550,7 @@ impl RowGroup {
 
 /// Computes the segments of a stage.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
+unsafe fn run<U: Unit>(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &mut Vec<f32>) {
     let (rows, all) = (t.count(), t.segments());
     let mut scratch = TileScratch::new(scratch, rows, t.heads.dim);
     // SAFETY: the caller upholds this function's contract.
@@ -480,13 +571,13 @@ unsafe fn run(t: &AttendTask<'_>, from: Cache<'_>, stage: &Stage<'_>, scratch: &
             for first in (0..rows).step_by(GROUP) {
                 let rows = first..rows.min(first + GROUP);
                 let group = RowGroup { start, seen: stretches(start, t.see(rows.clone())), rows };
-                group.score(&scratch);
+                group.score::<U>(&scratch);
                 group.exp(t, &mut scratch, |r| {
                     if let Some(next) = next {
                         fetch(t, from, next, group.rows.start + r);
                     }
                 });
-                group.gather(&mut scratch);
+                group.gather::<U>(&mut scratch);
                 end(&mut scratch, &group, partials);
             }
         }
@@ -529,7 +620,7 @@ fn fetch(t: &AttendTask<'_>, from: Cache<'_>, index: usize, row: usize) {
 }
 
 /// Permutation that selects the odd words of two vectors: the upper halves of 32 floats.
-static ODD: [u16; SPAN] = {
+pub(super) static ODD: [u16; SPAN] = {
     let mut odd = [0; SPAN];
     let mut i = 0;
     while i < SPAN {

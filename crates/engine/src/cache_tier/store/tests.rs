@@ -182,7 +182,9 @@ fn half_a_record_is_none() {
         let mut zeros = whole[..end].to_vec();
         zeros.resize(whole.len(), 0);
         fs::write(&segment, &zeros).unwrap();
-        assert!(load_all(&mut open(dir.path()), &pages) <= left, "zeros from {end}");
+        // The bytes that are missing may have been zeros.
+        let intact = ends.iter().filter(|last| zeros[..**last] == whole[..**last]).count();
+        assert!(load_all(&mut open(dir.path()), &pages) <= intact, "zeros from {end}");
     }
 }
 

@@ -258,8 +258,8 @@ impl Seq {
         let mut behind = 2.0 * page_len as f64;
         let growth = (every as f64 / behind).powf(1.0 / tail.max(1) as f64).max(TAIL_GROWTH);
         while tail > 0 && behind < every as f64 {
-            let pages = (behind as usize).next_multiple_of(page_len);
-            self.snapshot_at(end.saturating_sub(pages), Snapshot::Tail);
+            let tokens = (behind as usize).next_multiple_of(page_len);
+            self.snapshot_at(end.saturating_sub(tokens), Snapshot::Tail);
             behind *= growth;
         }
     }

@@ -57,12 +57,12 @@ pub(super) fn pairs(keys: &[i8], dim: usize, values: &mut [i8]) {
 }
 
 /// Columns of a tile.
-#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+#[cfg(any(test, target_arch = "x86_64"))]
 const COLUMNS: usize = 16;
 
 /// Lays out up to 16 elements of a block of bf16 keys, [elements, BLOCK], as lines of a right operand of tiles: two slots
 /// of each element a line. The slots from `len` on, and the elements that are missing, are zero.
-#[cfg(any(test, all(target_arch = "x86_64", target_os = "linux")))]
+#[cfg(any(test, target_arch = "x86_64"))]
 #[inline(always)]
 pub(super) fn tile_lines(keys: &[u16], len: usize, lines: &mut [[u32; COLUMNS]; BLOCK / 2]) {
     if keys.len() < COLUMNS * BLOCK {

@@ -8,9 +8,9 @@
 use half::{bf16, f16};
 use tallow_core::{Activation, RopePairs};
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use crate::attention::tiles::{self, Amx};
 use crate::attention::{self, AttendTask, Pages, Stage};
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+use crate::attention::{tile_units::Amx, tiles};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::gemm::amx as gemm_amx;
 use crate::gemm::{self, Activated, Bf16Task, Chunk, Finish, FloatGemmTask, GemmTask, GemvTask, Plain};

@@ -179,8 +179,8 @@ impl BlockPool {
     pub fn with_states(count: usize, page_len: usize, state_rows: usize) -> BlockPool {
         let count = count.min(u32::MAX as usize);
         BlockPool {
-            states: AttachedPool::new(state_rows, true),
-            swa: AttachedPool::new(0, false),
+            states: AttachedPool::new(state_rows, state_rows / 4),
+            swa: AttachedPool::new(0, 0),
             window: SlidingWindow::new(1),
             page_len,
             blocks: (0..count).map(|_| Block::default()).collect(),
@@ -195,7 +195,7 @@ impl BlockPool {
 
     /// Adds pages of the sliding-window layers.
     pub fn with_swa(self, pages: usize, window: SlidingWindow) -> BlockPool {
-        BlockPool { swa: AttachedPool::new(pages, false), window, ..self }
+        BlockPool { swa: AttachedPool::new(pages, 0), window, ..self }
     }
 
     /// Records which pages are published and evicted from now on. Returns the number of the record, of which

@@ -35,6 +35,8 @@ pub(crate) mod pairs;
 mod score;
 mod softmax;
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod tile_units;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod tiles;
 mod weights;
 

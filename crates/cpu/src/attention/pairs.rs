@@ -20,7 +20,8 @@ use half::bf16;
 use super::page::{Direct, Keys, Pages, STREAMS, Segment};
 use super::paired::{self, Paired, SPAN};
 use super::softmax::padded;
-use super::tiles::{self, ODD, Pairs, TURNS};
+use super::tile_units::Pairs;
+use super::tiles::{self, ODD, TURNS};
 use super::{
     AttendTask, BLOCK, BLOCKS, Products, ROWS, SEGMENT, SegmentScratch, Stage, TILE, Work, run, with_rows,
 };

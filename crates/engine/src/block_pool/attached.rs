@@ -106,18 +106,18 @@ pub(crate) struct AttachedPool<I> {
     idle: BTreeMap<u64, I>,
     /// The same for those that are kept.
     idle_kept: BTreeMap<u64, I>,
-    /// True if rows that are kept are evicted, too, where they are the half of the idle ones or more.
-    even: bool,
+    /// So many idle rows that are not kept are evicted only after all others.
+    left: usize,
     returns: u64,
 }
 
 impl<I: Index> AttachedPool<I> {
-    /// `even`: rows that are not kept are evicted first only while they are more than the others that are idle.
-    pub(crate) fn new(rows: usize, even: bool) -> AttachedPool<I> {
+    /// `left`: of the rows that are not kept, so many are evicted only after all others.
+    pub(crate) fn new(rows: usize, left: usize) -> AttachedPool<I> {
         let rows = rows.min(u32::MAX as usize);
         let free = (0..rows as u32).rev().map(I::new).collect();
         let rows = (0..rows).map(|_| Row::default()).collect();
-        AttachedPool { rows, free, idle: BTreeMap::new(), idle_kept: BTreeMap::new(), even, returns: 0 }
+        AttachedPool { rows, free, idle: BTreeMap::new(), idle_kept: BTreeMap::new(), left, returns: 0 }
     }
 
     /// Number of rows.
@@ -127,8 +127,7 @@ impl<I: Index> AttachedPool<I> {
 
     /// Number of rows that can be allocated before one that is kept is evicted.
     pub(crate) fn spare(&self) -> usize {
-        let left = if self.even { self.idle_kept.len() } else { 0 };
-        self.free.len() + self.idle.len().saturating_sub(left)
+        self.free.len() + self.idle.len().saturating_sub(self.left)
     }
 
     /// Number of rows that can be allocated: free or evictable.
@@ -151,8 +150,7 @@ impl<I: Index> AttachedPool<I> {
         let id = match self.free.pop() {
             Some(id) => id,
             None => {
-                let most_are_kept = self.even && self.idle.len() <= self.idle_kept.len();
-                let is_kept = self.idle.is_empty() || most_are_kept;
+                let is_kept = self.idle.len() <= self.left && !self.idle_kept.is_empty();
                 let idle = if is_kept { &mut self.idle_kept } else { &mut self.idle };
                 idle.pop_first()?.1
             }
@@ -335,7 +333,7 @@ impl BlockPool {
     }
 
     /// Allocates a row for a recurrent state: a free one, or else a snapshot, which is evicted: the least recently used one that
-    /// is not kept or, if these are the half of those that nobody uses or less, that is.
+    /// is not kept or, if these are a quarter of all rows or less, that is.
     pub fn take_state(&mut self) -> Option<StateRow> {
         let (row, after) = self.states.take()?;
         if let Some(page) = after {

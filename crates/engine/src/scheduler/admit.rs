@@ -136,7 +136,7 @@ impl Scheduler {
         seq.blocks = prefix.blocks.into_iter().collect();
         seq.blocks.extend((0..fresh).map_while(|_| self.pool.take()));
         if self.pool.has_states() {
-            // Half of the rows may be of snapshots near the ends of prompts, so that two prompts have theirs.
+            // A quarter of the rows is left to those that are not kept, and what a step makes comes on top: enough for two prompts.
             seq.plan_snapshots(prefix.published * page, page, self.pool.state_rows() / 5);
         }
         if self.pool.has_swa() {

@@ -30,7 +30,11 @@ const PAGE: usize = 16;
 const GPU: f32 = 4.0;
 
 pub(crate) fn cpu() -> Cpu {
-    Cpu::new(Isa::best(), 2).unwrap().with(Arithmetic::Exact)
+    cpu_with(Isa::best())
+}
+
+pub(crate) fn cpu_with(isa: Isa) -> Cpu {
+    Cpu::new(isa, 2).unwrap().with(Arithmetic::Exact)
 }
 
 /// The GPU that tests run on, possibly a software implementation.

@@ -3,13 +3,14 @@
 use std::ops::ControlFlow;
 
 use tallow_core::{Backend, DType, Span, StateRows, Step, StepPlan};
+use tallow_cpu::Isa;
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_models::mtp::Hidden;
 use tallow_support::{golden, only_tensors, with_tensors};
 
-use crate::goldens::{Case, cpu, distance, gpu};
+use crate::goldens::{Case, cpu, cpu_with, distance, gpu};
 
 const PAGE: usize = 16;
 
@@ -87,9 +88,19 @@ fn cases() -> Vec<(String, Vec<&'static str>)> {
     all
 }
 
+/// On every instruction set, not on the best alone.
 #[test]
 fn mtp_layers_guess_as_the_reference_does() {
-    let (b, all) = (cpu(), cases());
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        guess_as_the_reference_does(isa);
+    }
+}
+
+fn guess_as_the_reference_does(isa: Isa) {
+    let (b, all) = (cpu_with(isa), cases());
+    // The tolerance is of one order of sums. At one of Qwen3-Next's positions rounding grows tenfold (elsewhere it is 1e-5):
+    // with 16 lanes it is 5e-4 there, and 1e-4 to 5e-4 if any one kernel sums in another order.
+    let at_one = if matches!(isa, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) { 2.0 } else { 1.0 };
     assert_eq!(all.iter().map(|(_, files)| files.len()).sum::<usize>(), 10);
     for (name, file) in all.iter().flat_map(|(name, files)| files.iter().map(move |file| (name, file))) {
         let case = Case::read(&format!("mtp/{name}"));
@@ -102,13 +113,11 @@ fn mtp_layers_guess_as_the_reference_does() {
             let (first, second) = distances(&b, &model, &case, at_once);
             let (tolerance, worst) = (case.tolerance(), first[0]);
             println!(
-                "{name}/{file}: {worst:.1e}, {second:.1e}; allowed {tolerance:.1e}, told apart {moved:.1e}"
+                "{isa}, {name}/{file}: {worst:.1e}, {second:.1e}; allowed {tolerance:.1e}, told apart {moved:.1e}"
             );
-            // The tolerance is of one order of sums. At one of Qwen3-Next's positions rounding grows tenfold: orders differ by
-            // 1e-5 elsewhere, and there by 1e-4 with 8 lanes and 5e-4 with 16.
-            assert!(worst <= 2.0 * tolerance, "{name}/{file}: {worst}");
+            assert!(worst <= at_one * tolerance, "{isa}, {name}/{file}: {worst}");
             let most = first[1].max(second);
-            assert!(most <= tolerance, "{name}/{file}: {most}");
+            assert!(most <= tolerance, "{isa}, {name}/{file}: {most}");
         }
     }
 }

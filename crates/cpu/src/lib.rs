@@ -21,6 +21,7 @@ mod memory;
 mod moe;
 mod pack;
 mod pool;
+mod prefetch;
 mod quantize;
 mod recurrent;
 mod roofline;

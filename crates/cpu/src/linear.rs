@@ -11,6 +11,7 @@ use crate::gemm::{
 use crate::kernels::Kernels;
 use crate::mat::{Mat, MatMut};
 use crate::pack::{CHUNK, PAIR, PackedKind, PackedWeights, ROWS};
+use crate::prefetch::PrefetchChoices;
 use crate::quantize::{QuantizedView, RowSums};
 use crate::simd::prefetch_slice;
 
@@ -136,6 +137,7 @@ pub(crate) struct LinearScratch {
     pub sums: Vec<Sums>,
     /// Sums of gate and up.
     pub gate_up: [Vec<Sums>; 2],
+    prefetch: PrefetchChoices,
 }
 
 impl Default for LinearScratch {
@@ -145,6 +147,7 @@ impl Default for LinearScratch {
             plain: Box::new([const { Plain::EMPTY }; 2]),
             sums: Vec::new(),
             gate_up: Default::default(),
+            prefetch: PrefetchChoices::default(),
         }
     }
 }
@@ -259,7 +262,9 @@ pub(crate) fn add_product(
     sums: &mut [Sums],
 ) {
     if let (Some(x), MatrixSource::Packed(w), Some(multiply)) = (t.bf16, t.w, k.bf16) {
-        return multiply(&mut Bf16Task { w, pair, x, rows, sums });
+        return scratch.prefetch.run(w.layout.kind, rows.len(), w.pairs.cols, |prefetch| {
+            multiply(&mut Bf16Task { w, pair, x, rows, sums, prefetch });
+        });
     }
     let gemv_max_rows = |w: &PackedWeights<'_>| match w.layout.shape.is_bytes() {
         true => k.gemv_max_rows_of_bytes,
@@ -270,7 +275,9 @@ pub(crate) fn add_product(
         && (t.quantized.is_some() || w.layout.shape.is_plain())
     {
         let x = t.quantized.map_or(GemvRows::Plain(t.x), GemvRows::Quantized);
-        return (k.gemv)(&mut GemvTask { w, pair, x, rows, sums });
+        return scratch.prefetch.run(w.layout.kind, rows.len(), w.pairs.cols, |prefetch| {
+            (k.gemv)(&mut GemvTask { w, pair, x, rows, sums, prefetch });
+        });
     }
     for start in (0..t.w.cols()).step_by(CHUNK) {
         let inputs = start..t.w.cols().min(start + CHUNK);

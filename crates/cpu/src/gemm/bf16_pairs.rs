@@ -14,6 +14,7 @@ use std::marker::PhantomData;
 use super::rows::{RowKernel, in_tiles};
 use super::{Bf16Task, prefetch_strided};
 use crate::pack::{CHUNK, LINE, ROWS};
+use crate::prefetch::Prefetch;
 use crate::simd::{Avx512, Lines};
 
 /// Lines that are prefetched together.
@@ -66,7 +67,7 @@ impl<const P: usize> RowKernel<Bf16Chunk<'_, '_>> for Bf16Tile<P> {
             lines: inputs.div_ceil(2),
             sums: t.sums[row..][..T].as_mut_ptr().cast(),
             // Later rows find the weights in the cache.
-            prefetches: row == 0,
+            prefetches: row == 0 && t.prefetch == Prefetch::Strided,
         };
         // SAFETY: the chunks have these lines, rows of x as many pairs, and there are T sums from `row` on; the caller has
         // the instruction set.

@@ -39,6 +39,7 @@ use crate::pack::{
     CHUNK, HasPackedKind, LINE, PAIR, PackedKind, PackedLayout, PackedWeights, ROWS, SUBBLOCK,
     ZERO_POINT_BIAS, with_packed_kind,
 };
+use crate::prefetch::{Prefetch, PrefetchChoices};
 use crate::quantize::QuantizedView;
 use crate::simd::{IntKind, Lines, OfRun, StepKind, Work, dot4, scale_int};
 
@@ -51,6 +52,7 @@ pub(crate) struct GemvTask<'a> {
     pub rows: Range<usize>,
     /// Sums of each of `rows`.
     pub sums: &'a mut [Sums],
+    pub prefetch: Prefetch,
 }
 
 /// Rows of input, quantized or f32.
@@ -78,10 +80,10 @@ impl<L: Lines> RowKernel<GemvTask<'_>> for GemvTile<L> {
     #[inline(always)]
     unsafe fn tile<const T: usize>(t: &mut GemvTask<'_>, row: usize) {
         let Some(sums) = t.sums[row..].first_chunk_mut::<T>() else { return };
-        let (w, pair, x, first) = (t.w, t.pair, t.x, t.rows.start + row);
+        let (w, pair, x, first, prefetch) = (t.w, t.pair, t.x, t.rows.start + row, t.prefetch);
         // SAFETY: the caller has the instruction set.
         with_packed_kind!(w.layout.kind, F => unsafe {
-            L::outlined(SomeRows { w, pair, x, first, sums, kind: PhantomData::<F> });
+            L::outlined(SomeRows { w, pair, x, first, sums, prefetch, kind: PhantomData::<F> });
         });
     }
 }
@@ -93,6 +95,7 @@ struct SomeRows<'a, F, const T: usize> {
     x: GemvRows<'a>,
     first: usize,
     sums: &'a mut [Sums; T],
+    prefetch: Prefetch,
     kind: PhantomData<F>,
 }
 
@@ -119,7 +122,7 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
             // SAFETY: the caller upholds the same contract.
             return unsafe { self.one_subblock::<L>(x) };
         }
-        let (sums, layout) = (self.sums.as_mut_ptr().cast::<f32>(), self.w.layout);
+        let (sums, layout, prefetch) = (self.sums.as_mut_ptr().cast::<f32>(), self.w.layout, self.prefetch);
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
             let (codes, scales, row_sums) = x.chunk(self.first..self.first + T, &inputs);
@@ -138,11 +141,11 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
                 // are sums for T rows; the caller has the instruction set.
                 unsafe {
                     if !const { F::SHAPE.has_int_scales() } {
-                        multiply::<L, F, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS));
+                        multiply::<L, F, T>(chunk.as_ptr(), n, &rows, sums.add(p * ROWS), prefetch);
                     } else {
                         // Blocks of these formats are full chunks (256 weights).
                         assert!(n == CHUNK);
-                        multiply_int::<L, F, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS));
+                        multiply_int::<L, F, T>(chunk.as_ptr(), &rows, sums.add(p * ROWS), prefetch);
                     }
                 }
             }
@@ -188,7 +191,7 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
     /// Float weights: all chunks.
     #[inline(always)]
     unsafe fn plain<L: Lines>(self, x: Mat<'_, f32>) {
-        let sums = self.sums.as_mut_ptr().cast::<f32>();
+        let (sums, prefetch) = (self.sums.as_mut_ptr().cast::<f32>(), self.prefetch);
         let mut scratch;
         for start in (0..self.w.cols).step_by(CHUNK) {
             let inputs = start..self.w.cols.min(start + CHUNK);
@@ -208,11 +211,11 @@ impl<F: HasPackedKind, const T: usize> SomeRows<'_, F, T> {
             unsafe {
                 if const { T == 1 } && self.w.panels == 2 {
                     let ((first, n), (second, _)) = (chunk(0), chunk(1));
-                    multiply_plain::<L, F, T, 2>([first.as_ptr(), second.as_ptr()], n, rows, sums);
+                    multiply_plain::<L, F, T, 2>([first.as_ptr(), second.as_ptr()], n, rows, sums, prefetch);
                 } else {
                     for p in 0..self.w.panels {
                         let (chunk, n) = chunk(p);
-                        multiply_plain::<L, F, T, 1>([chunk.as_ptr()], n, rows, sums.add(p * ROWS));
+                        multiply_plain::<L, F, T, 1>([chunk.as_ptr()], n, rows, sums.add(p * ROWS), prefetch);
                     }
                 }
             }
@@ -280,19 +283,19 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
     inputs: usize,
     x: &Rows<'_, F>,
     sums: *mut f32,
+    prefetch: Prefetch,
 ) {
     let shape = const { F::SHAPE };
     // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
     // instruction set.
     unsafe {
-        let (header, head) =
-            (Header::<L>::new::<F>(from, x.layout, inputs), x.layout.shape_of::<F>().head(inputs));
+        let header = Header::<L>::new::<F>(from, x.layout, inputs, is_strided::<T>(&prefetch));
+        let head = x.layout.shape_of::<F>().head(inputs);
         let mut f = [L::splat(0.0); T];
         for at in 0..inputs / SUBBLOCK {
             let planes = from.add(head + at * LINE * shape.bits);
-            prefetch_strided::<L>(planes, planes.add(LINE * shape.bits));
-            for line in 0..shape.bits {
-                L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
+            if is_strided::<T>(&prefetch) {
+                prefetch_subblock::<L>(planes, shape.bits);
             }
             for r in 0..SUBBLOCK / shape.run {
                 let run = at * (SUBBLOCK / shape.run) + r;
@@ -328,8 +331,7 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
                         f[i] = L::fma(min, L::splat(row_sum), f[i]);
                     }
                 }
-                // Without this the compiler keeps lines that several steps read, in more registers than there are.
-                compiler_fence(Ordering::SeqCst);
+                part::<L, F, T>();
             }
         }
         for i in 0..T {
@@ -345,19 +347,19 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
     from: *const u8,
     x: &Rows<'_, F>,
     sums: *mut f32,
+    prefetch: Prefetch,
 ) {
     let shape = const { F::SHAPE };
     let (step, min_pairs) = const { (Kind::<F>::STEP, Kind::<F>::MINS) };
     // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
     // instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, x.layout, CHUNK);
+        let header = Header::<L>::new::<F>(from, x.layout, CHUNK, is_strided::<T>(&prefetch));
         let mut all = [L::words(0); T];
         for at in 0..CHUNK / SUBBLOCK {
             let planes = from.add(shape.head(CHUNK) + at * LINE * shape.bits);
-            prefetch_strided::<L>(planes, planes.add(LINE * shape.bits));
-            for line in 0..shape.bits {
-                L::prefetch_next(planes.add(LINE * (2 * shape.bits + line)));
+            if is_strided::<T>(&prefetch) {
+                prefetch_subblock::<L>(planes, shape.bits);
             }
             if const { L::SUMS_IN_16_BITS && Kind::<F>::MINS > 0 } {
                 // Nothing is added to the products of a run before its factor.
@@ -373,8 +375,19 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
                         x.layout.table::<L>(),
                         by,
                     );
-                    // As above.
-                    compiler_fence(Ordering::SeqCst);
+                    part::<L, F, T>();
+                }
+                continue;
+            }
+            if const { has_nibble_sums::<L, F, T>() && Kind::<F>::MINS > 0 && F::SHAPE.run == 2 * Kind::<F>::STEP }
+            {
+                // The two steps of a run have one factor.
+                let (mut low, mut high) = ([L::words(0); T], [L::words(0); T]);
+                dot_nibbles::<L, F, T>([&mut low, &mut high], planes, x.codes.add(at * SUBBLOCK));
+                let by = header.by::<F>(2 * at);
+                for i in 0..T {
+                    all[i] = L::dot2::<true>(all[i], low[i], by);
+                    all[i] = L::dot2::<true>(all[i], L::right_signed::<4>(high[i]), by);
                 }
                 continue;
             }
@@ -400,8 +413,7 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
                         false => L::mul_add(int_sums[i], by, all[i]),
                     };
                 }
-                // As above.
-                compiler_fence(Ordering::SeqCst);
+                part::<L, F, T>();
             }
         }
         let scales = header.scales();
@@ -424,6 +436,26 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
     }
 }
 
+/// True if weights are prefetched, for a branch within a loop: it has that with few rows alone, as it takes registers. The choice is
+/// read from memory each time, since otherwise the compiler makes two loops of it, and puts more registers aside in both.
+#[inline(always)]
+fn is_strided<const T: usize>(prefetch: &Prefetch) -> bool {
+    // SAFETY: a reference is valid for reads.
+    T > PrefetchChoices::ROWS || unsafe { std::ptr::read_volatile(prefetch) == Prefetch::Strided }
+}
+
+/// Prefetches what comes after a sub-block of so many lines: far ahead, and the next but one into the nearest cache.
+#[inline(always)]
+unsafe fn prefetch_subblock<L: Lines>(planes: *const u8, lines: usize) {
+    // SAFETY: the caller guarantees a sub-block at `planes`, and has the instruction set; a prefetch may be of any address.
+    unsafe {
+        prefetch_strided::<L>(planes, planes.add(LINE * lines));
+        for line in 0..lines {
+            L::prefetch_next(planes.add(LINE * (2 * lines + line)));
+        }
+    }
+}
+
 /// Adds the products of step `r` of a sub-block. Integer sums are exact in any order: groups that share a line are
 /// adjacent.
 #[inline(always)]
@@ -440,6 +472,14 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
             return dot_in_pairs::<L, F, Kind<F>, T>(int_sums, r, planes, codes, table, L::words(0x1_0001));
         }
         let all = const { F::SHAPE.step() == SUBBLOCK };
+        if const { has_nibble_sums::<L, F, T>() && F::SHAPE.step() == SUBBLOCK } {
+            let mut high = [L::words(0); T];
+            dot_nibbles::<L, F, T>([int_sums, &mut high], planes, codes);
+            for i in 0..T {
+                int_sums[i] = L::add(int_sums[i], L::right_signed::<4>(high[i]));
+            }
+            return;
+        }
         if all || r == 0 {
             dot_group::<L, F, T, 0>(int_sums, planes, codes, table);
         }
@@ -464,6 +504,41 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
         if all || r == 1 {
             dot_group::<L, F, T, 7>(int_sums, planes, codes, table);
         }
+    }
+}
+
+/// True if high nibbles are multiplied where they lie, in bytes that are 16 times as large: that saves a shift, but takes sums of
+/// their own.
+const fn has_nibble_sums<L: Lines, F: HasPackedKind, const T: usize>() -> bool {
+    L::BIASED && F::SHAPE.bits == 4 && !F::SHAPE.is_looked_up() && 4 + 4 * T <= L::LINES
+}
+
+/// Adds the products of the low nibbles of a sub-block, and 16 times those of the high ones.
+#[inline(always)]
+unsafe fn dot_nibbles<L: Lines, F: HasPackedKind, const T: usize>(
+    [low, high]: [&mut [L::I; T]; 2],
+    planes: *const u8,
+    codes: *const u8,
+) {
+    // SAFETY: the caller guarantees a sub-block of four lines at `planes` and its codes, and has the instruction set.
+    unsafe {
+        for j in 0..4 {
+            let w = L::load(planes.add(j * LINE));
+            let nibbles = [L::and(w, L::bytes(0x0f)), L::and(w, L::bytes(0xf0))];
+            for i in 0..T {
+                let codes = codes.add(i * CHUNK + 4 * j);
+                low[i] = dot4::<L, Kind<F>>(low[i], nibbles[0], L::repeat(codes));
+                high[i] = dot4::<L, Kind<F>>(high[i], nibbles[1], L::repeat(codes.add(16)));
+            }
+        }
+    }
+}
+
+/// Ends a part of a sub-block: the compiler would keep lines that several parts read, in more registers than there may be.
+#[inline(always)]
+fn part<L: Lines, F: HasPackedKind, const T: usize>() {
+    if const { F::SHAPE.bits + 4 * T + 8 > L::LINES } {
+        compiler_fence(Ordering::SeqCst);
     }
 }
 
@@ -549,6 +624,7 @@ unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize, const P: us
     inputs: usize,
     x: *const f32,
     sums: *mut f32,
+    prefetch: Prefetch,
 ) {
     /// Inputs whose weights are prefetched together.
     const SOME: usize = 8;
@@ -566,9 +642,11 @@ unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize, const P: us
         // The chunk of the other panel comes next in memory, and is read meanwhile.
         let other = from[P - 1].addr() - from[0].addr();
         for some in (0..inputs).step_by(SOME) {
-            for from in from {
-                let w = from.wrapping_add(head + some * bytes + other);
-                prefetch_strided::<L>(w, w.wrapping_add(SOME * bytes));
+            if is_strided::<T>(&prefetch) {
+                for from in from {
+                    let w = from.wrapping_add(head + some * bytes + other);
+                    prefetch_strided::<L>(w, w.wrapping_add(SOME * bytes));
+                }
             }
             for k in (some..inputs.min(some + SOME)).step_by(2) {
                 for odd in 0..2 {

@@ -52,6 +52,7 @@ pub(crate) use unpack::{Chunk, Plain, prefetch_strided, unpack, unpack_plain};
 
 use crate::mat::Mat;
 use crate::pack::{CHUNK, HasPackedKind, PackedWeights, ROWS};
+use crate::prefetch::Prefetch;
 use crate::simd::{IntKind, RunKind, StepKind};
 
 /// Sums of one row of input with the 32 rows of a pair of panels.
@@ -73,6 +74,7 @@ pub(crate) struct Bf16Task<'a> {
     pub rows: Range<usize>,
     /// Sums of each of `rows`. Those of an unused panel are arbitrary.
     pub sums: &'a mut [Sums],
+    pub prefetch: Prefetch,
 }
 
 /// Summation of the products of a `PackedKind`.

@@ -110,7 +110,7 @@ pub(super) struct Header<L: Lines> {
 }
 
 impl<L: Lines> Header<L> {
-    /// The header of a chunk of `inputs` inputs.
+    /// The header of a chunk of `inputs` inputs. With `prefetches`, what comes after it is prefetched.
     ///
     /// # Safety
     ///
@@ -121,11 +121,14 @@ impl<L: Lines> Header<L> {
         from: *const u8,
         layout: &PackedLayout,
         inputs: usize,
+        prefetches: bool,
     ) -> Header<L> {
         let shape = layout.shape_of::<F>();
         // SAFETY: the caller upholds the same contract; a prefetch of an invalid address does nothing.
         unsafe {
-            prefetch_strided::<L>(from, from.add(shape.head(inputs)));
+            if prefetches {
+                prefetch_strided::<L>(from, from.add(shape.head(inputs)));
+            }
             let none = L::splat(0.0);
             let (d, dmin) = match shape.scales {
                 Scales::Bytes | Scales::F32 => (L::load_f32(from.cast()), none),
@@ -255,7 +258,7 @@ unsafe fn int_scales<L: Lines, F: HasPackedKind>(from: *const u8, layout: &Packe
     let shape = const { F::SHAPE };
     // SAFETY: the caller guarantees a full chunk of kind `F`, and has the instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, layout, CHUNK);
+        let header = Header::<L>::new::<F>(from, layout, CHUNK, true);
         for (step, by) in to.by.iter_mut().take(CHUNK / shape.step()).enumerate() {
             L::store(by.as_mut_ptr().cast(), header.by::<F>(step));
         }
@@ -280,7 +283,7 @@ unsafe fn float_scales<L: Lines, F: HasPackedKind>(
 ) {
     // SAFETY: the caller guarantees a chunk of kind `F` with `inputs` inputs, and has the instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, layout, inputs);
+        let header = Header::<L>::new::<F>(from, layout, inputs, true);
         let runs = to.scales.iter_mut().zip(&mut to.mins).take(header.runs);
         for (run, (scale, min)) in runs.enumerate() {
             let (by, of_min) = header.run::<F>(run);

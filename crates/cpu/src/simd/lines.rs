@@ -18,6 +18,8 @@ pub(crate) trait Lines: Copy + 'static {
 
     /// True if signed codes are multiplied with 128 added (u8 x i8 dot products); the sum is corrected for it.
     const BIASED: bool;
+    /// Lines that fit into registers.
+    const LINES: usize;
     /// Most rows of x for GEMV: one pass over a panel serves that many.
     const GEMV_MAX_ROWS: usize;
     /// Most rows for which weights of signed bytes take GEMV: more where it saves work that GEMM does for each row, since
@@ -54,6 +56,8 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn left<const N: u32>(a: Self::I) -> Self::I;
     /// Shifts words right, filling with zeros.
     unsafe fn right<const N: u32>(a: Self::I) -> Self::I;
+    /// Shifts signed words right.
+    unsafe fn right_signed<const N: u32>(a: Self::I) -> Self::I;
     /// Looks up each byte, below 16, in `table`.
     unsafe fn look_up(table: &[i8; 16], codes: Self::I) -> Self::I;
     /// Adds to each word the dot product of its four bytes of `w` with those of `a`, which are signed. Bytes of `w` are
@@ -403,12 +407,56 @@ impl<const T: usize> IntTile<T> {
         }
     }
 
+    /// The same for both panels, where sums do not fit 16 bits.
+    #[inline(always)]
+    pub(super) unsafe fn multiply_words<L: Lines>(
+        &self,
+        step: usize,
+        int_sums: &IntSums<L, T>,
+        all: &mut IntSums<L, T>,
+    ) {
+        for p in 0..2 {
+            // SAFETY: there is a factor for each step; the caller guarantees the instruction set.
+            unsafe {
+                let by = L::load(self.by[p].add(step * 16).cast());
+                for i in 0..T {
+                    all[p][i] = L::mul_add(int_sums[p][i], by, all[p][i]);
+                }
+            }
+        }
+    }
+
     /// Scales the sums of the chunk and adds them to the running sums.
     #[inline(always)]
     pub(super) unsafe fn scale<L: Lines, K: IntKind>(&self, all: &IntSums<L, T>) {
-        for p in 0..2 {
-            // SAFETY: the caller upholds the same contract.
-            unsafe { self.scale_panel::<L, K>(p, &all[p]) };
+        // SAFETY: as for `scale_panel`.
+        unsafe {
+            if const { K::MINS == 0 || 4 * T + 3 > L::LINES } {
+                for p in 0..2 {
+                    self.scale_panel::<L, K>(p, &all[p]);
+                }
+                return;
+            }
+            // Both panels at once: what is loaded for one serves the other.
+            let mut mins = [[L::words(0); T]; 2];
+            for pair in 0..K::MINS {
+                let first = L::load(self.mins[0].add(pair * 16).cast());
+                let second = L::load(self.mins[1].add(pair * 16).cast());
+                for i in 0..T {
+                    let row_sum = L::repeat(self.row_sums[i].add(pair).cast());
+                    mins[0][i] = L::dot2::<false>(mins[0][i], first, row_sum);
+                    mins[1][i] = L::dot2::<false>(mins[1][i], second, row_sum);
+                }
+            }
+            for p in 0..2 {
+                let scales = [L::load_f32(self.scales[p]), L::load_f32(self.scales[p].add(16))];
+                for i in 0..T {
+                    let sums = self.sums.add((2 * i + p) * 16);
+                    let (row, sum) = (self.row_scales.add(i), L::load_f32(sums));
+                    let sum = scale_int::<L>(all[p][i], Some(mins[p][i]), scales, row, sum);
+                    L::store_f32(sums, sum);
+                }
+            }
         }
     }
 

@@ -22,6 +22,7 @@ impl Lines for Neon {
 
     const BIASED: bool = false;
     // A line takes four of 32 registers.
+    const LINES: usize = 8;
     const GEMV_MAX_ROWS: usize = 4;
     const GEMM_ROWS: usize = 2;
     const GEMM_ROWS_F32: usize = 2;
@@ -58,6 +59,12 @@ impl Lines for Neon {
         fn right<const N: u32>(a: I) -> I {
             let by = [vdupq_n_s32(-(N as i32)); 4];
             four!(vshlq_u32(a, by))
+        }
+        fn right_signed<const N: u32>(a: I) -> I {
+            let by = [vdupq_n_s32(-(N as i32)); 4];
+            let a = four!(vreinterpretq_s32_u32(a));
+            let a = four!(vshlq_s32(a, by));
+            four!(vreinterpretq_u32_s32(a))
         }
         fn look_up(table: &[i8; 16], codes: I) -> I {
             let table = [vreinterpretq_u8_s8(vld1q_s8(table.as_ptr())); 4];

@@ -19,6 +19,7 @@ impl Lines for Scalar {
     type F = [f32; N];
 
     const BIASED: bool = false;
+    const LINES: usize = 0;
     const GEMV_MAX_ROWS: usize = 2;
     const GEMM_ROWS: usize = 1;
     const GEMM_ROWS_F32: usize = 2;
@@ -92,6 +93,11 @@ impl Lines for Scalar {
     #[inline(always)]
     unsafe fn right<const K: u32>(a: [u32; N]) -> [u32; N] {
         each(|i| a[i] >> K)
+    }
+
+    #[inline(always)]
+    unsafe fn right_signed<const K: u32>(a: [u32; N]) -> [u32; N] {
+        each(|i| (a[i] as i32 >> K) as u32)
     }
 
     #[inline(always)]

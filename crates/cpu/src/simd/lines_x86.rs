@@ -8,6 +8,7 @@ impl Lines for Avx512 {
     type F = __m512;
 
     const BIASED: bool = true;
+    const LINES: usize = 32;
     const GEMV_MAX_ROWS: usize = 12;
     const GEMM_ROWS: usize = 6;
     const GEMM_ROWS_F32: usize = 12;
@@ -26,6 +27,7 @@ impl Lines for Avx512 {
         fn repeat(p: *const u8) -> __m512i { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
         fn left<const N: u32>(a: __m512i) -> __m512i { _mm512_slli_epi32::<N>(a) }
         fn right<const N: u32>(a: __m512i) -> __m512i { _mm512_srli_epi32::<N>(a) }
+        fn right_signed<const N: u32>(a: __m512i) -> __m512i { _mm512_srai_epi32::<N>(a) }
         fn look_up(table: &[i8; 16], codes: __m512i) -> __m512i {
             _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), codes)
         }
@@ -142,14 +144,21 @@ unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
 unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
     // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
     unsafe {
+        // The two steps of a run have one factor, and with minimums no initial values.
+        let are_joined = const { K::NARROW && K::MINS > 0 && K::RUN == 2 * K::STEP };
         let mut all = [[_mm512_setzero_si512(); T]; 2];
-        for step in 0..IntTile::<T>::steps::<K>() {
+        for step in (0..IntTile::<T>::steps::<K>()).step_by(if are_joined { 2 } else { 1 }) {
             let (mut int_sums, codes, rows) = t.begin::<Avx512, K>(step);
             add_groups!(int_sums, codes, rows, 0 1 2 3);
-            if K::STEP == 32 {
+            if K::STEP == 32 || are_joined {
                 add_groups!(int_sums, codes, rows, 4 5 6 7);
             }
-            t.multiply::<Avx512, K>(step, &int_sums, &mut all);
+            if are_joined {
+                // Sums of 32 inputs do not fit 16 bits.
+                t.multiply_words::<Avx512>(step, &int_sums, &mut all);
+            } else {
+                t.multiply::<Avx512, K>(step, &int_sums, &mut all);
+            }
         }
         t.scale::<Avx512, K>(&all);
     }
@@ -164,6 +173,7 @@ macro_rules! two_registers {
             type F = [__m256; 2];
 
             const BIASED: bool = $biased;
+            const LINES: usize = 8;
             const GEMV_MAX_ROWS: usize = 4;
             const GEMM_ROWS: usize = $gemm_rows;
             const GEMM_ROWS_OF_SHORT_SUMS: usize = if $gemm_rows > 2 { 2 } else { $gemm_rows };
@@ -209,6 +219,10 @@ macro_rules! two_registers {
                 fn right<const N: u32>(a: [__m256i; 2]) -> [__m256i; 2] {
                     let n = _mm_cvtsi32_si128(N as i32);
                     [_mm256_srl_epi32(a[0], n), _mm256_srl_epi32(a[1], n)]
+                }
+                fn right_signed<const N: u32>(a: [__m256i; 2]) -> [__m256i; 2] {
+                    let n = _mm_cvtsi32_si128(N as i32);
+                    [_mm256_sra_epi32(a[0], n), _mm256_sra_epi32(a[1], n)]
                 }
                 fn look_up(table: &[i8; 16], codes: [__m256i; 2]) -> [__m256i; 2] {
                     let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));

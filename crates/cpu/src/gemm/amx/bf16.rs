@@ -12,6 +12,7 @@ use std::arch::asm;
 
 use crate::gemm::{Bf16Task, Sums, prefetch_strided};
 use crate::pack::{CHUNK, LINE, ROWS, SUBBLOCK};
+use crate::prefetch::Prefetch;
 use crate::quantize::TILE;
 use crate::simd::amx::{TileShapes, configure};
 use crate::simd::{Avx512, Lines};
@@ -56,7 +57,8 @@ pub(crate) unsafe fn multiply(t: &mut Bf16Task<'_>) {
             let x = t.x.row(first)[start..].as_ptr().cast::<u8>();
             let width = t.x.stride() * 2;
             // Later rows find the weights in the cache.
-            let product = Product { x, width, sums: to.cast(), prefetches: i == 0 };
+            let product =
+                Product { x, width, sums: to.cast(), prefetches: i == 0 && t.prefetch == Prefetch::Strided };
             // SAFETY: chunks have as many whole tiles; rows of x have zeros up to a whole tile, and tiles may read some rows past the
             // last; there are sums for whole tiles of rows; the caller guarantees the instruction set.
             unsafe {

@@ -18,10 +18,8 @@ Models are GGUF files of the shapes of Qwen3-0.6B, Llama-3.2-1B and a mixture of
 speeds are the same. Make the quantized ones from the bf16 one, by llama-quantize or `tallow convert --quant`. A folder
 of models has MODEL.gguf for each MODEL below; rows of a file that is not there are left out.
 
-llama.cpp's sources are in vendor/llama.cpp of the source package of llama-cpp-python (pip download --no-deps
---no-binary llama-cpp-python llama-cpp-python), ik_llama.cpp's at github.com/ikawrakow/ik_llama.cpp. Build for this very
-machine: cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF -DCMAKE_C_COMPILER=clang
--DCMAKE_CXX_COMPILER=clang++, then --target llama-bench llama-batched-bench llama-server. The folder is build/bin.
+tools/bench/build_peers.sh DIR builds both peers for this very machine, llama.cpp from the source package of llama-cpp-python on
+PyPI and ik_llama.cpp from GitHub, and prints the command line that measures Tallow against them.
 """
 from __future__ import annotations
 

@@ -23,13 +23,15 @@ pub(crate) enum Prefetch {
 /// Fewest bytes of a product whose time is taken.
 const LEAST: usize = 8 << 10;
 /// Bytes whose time is one sample.
-const WINDOW: usize = 128 << 10;
+const WINDOW: usize = 512 << 10;
+/// Bytes before each sample, in its way: what the sample before has prefetched, in each of several weights that take turns.
+const BEFORE: usize = 256 << 10;
 /// Samples of each way.
-const SAMPLES: usize = 15;
+const SAMPLES: usize = 11;
 /// Bytes before the first trial: the first weights are not mapped yet.
 const FIRST: usize = 4 << 20;
-/// Bytes between two trials, of which each takes about 4 MB.
-const BETWEEN: usize = 1 << 30;
+/// Bytes between two trials, of which each takes about 17 MB.
+const BETWEEN: usize = 2 << 30;
 /// Part of the time that another way must take for it to be preferred: as fast is no reason to change.
 const FASTER: f64 = 0.97;
 
@@ -65,6 +67,10 @@ impl PrefetchChoices {
             trial.left = trial.left.saturating_sub(bytes);
             return product(trial.best);
         }
+        if trial.before > 0 {
+            trial.before = trial.before.saturating_sub(bytes);
+            return product(trial.tried());
+        }
         let began = Instant::now();
         product(trial.tried());
         trial.took(bytes, began.elapsed());
@@ -76,6 +82,8 @@ struct Trial {
     best: Prefetch,
     /// Bytes until it is tried again; 0 while it is.
     left: usize,
+    /// Bytes until a sample begins.
+    before: usize,
     /// Of the sample that is taken.
     bytes: usize,
     time: Duration,
@@ -85,7 +93,14 @@ struct Trial {
 
 impl Default for Trial {
     fn default() -> Trial {
-        Trial { best: Prefetch::Strided, left: FIRST, bytes: 0, time: Duration::ZERO, samples: Vec::new() }
+        Trial {
+            best: Prefetch::Strided,
+            left: FIRST,
+            before: BEFORE,
+            bytes: 0,
+            time: Duration::ZERO,
+            samples: Vec::new(),
+        }
     }
 }
 
@@ -105,7 +120,7 @@ impl Trial {
             return;
         }
         self.samples.push(self.time.as_nanos() as f64 / self.bytes as f64);
-        (self.bytes, self.time) = (0, Duration::ZERO);
+        (self.before, self.bytes, self.time) = (BEFORE, 0, Duration::ZERO);
         if self.samples.len() == 2 * SAMPLES {
             let [strided, none] = [0, 1].map(|way| median(self.samples.iter().skip(way).step_by(2)));
             self.best = match self.best {
@@ -164,7 +179,8 @@ mod tests {
             [0, 1].map(|way| ways[way] - before[way])
         };
         assert_eq!(products(&mut choices, FIRST), [FIRST, 0]);
-        assert_eq!(products(&mut choices, 2 * SAMPLES * WINDOW), [SAMPLES * WINDOW; 2]);
+        let each = SAMPLES * (BEFORE + WINDOW);
+        assert_eq!(products(&mut choices, 2 * each), [each; 2]);
         let [strided, none] = products(&mut choices, BETWEEN);
         assert!(strided == 0 || none == 0, "{strided}, {none}");
         // What is too small to be timed, or has many rows, is not tried.

@@ -129,7 +129,7 @@ impl Bench {
             layers.push(layer);
         }
         let q = self.cpu.upload(&noise(sequences * self.heads.q_cols()), sequences, self.heads.q_cols())?;
-        let memory = vec![1.0f32; READ / 4];
+        let memory = self.cpu.read_probe(READ)?;
         let (mut raw, begun) = (Vec::new(), Instant::now());
         let (median, best) = times(self.runs, || {
             raw.push(self.cpu.read_speed(&memory));

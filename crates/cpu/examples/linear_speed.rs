@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rows = rows.collect::<Result<Vec<usize>, _>>()?;
     let wanted = |f: &Format| args.len() < 3 || args[2..].iter().any(|a| a.eq_ignore_ascii_case(f.name()));
     let b = Cpu::new(Isa::best(), threads)?;
-    let memory = vec![1.0f32; WEIGHTS / 4];
+    let memory = b.read_probe(WEIGHTS)?;
     println!("{}", b.label());
     for format in Format::ALL.into_iter().filter(wanted) {
         let weights = weights(&b, format)?;

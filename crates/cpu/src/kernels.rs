@@ -16,6 +16,7 @@ use crate::gemm::amx as gemm_amx;
 use crate::gemm::{self, Activated, Bf16Task, Chunk, Finish, FloatGemmTask, GemmTask, GemvTask, Plain};
 use crate::isa::Isa;
 use crate::pack::PackedLayout;
+use crate::prefetch::Prefetch;
 use crate::quantize::{self, QuantizeOut};
 use crate::recurrent::{self, CausalConvTask, GatedDeltaTask};
 use crate::roofline;
@@ -94,7 +95,7 @@ pub(crate) struct Kernels {
     /// `x *= sigmoid(y)`
     pub gate: fn(&mut [f32], &[f32]),
     /// Reads the elements as fast as possible, and returns a value that depends on all.
-    pub read: fn(&[f32], &mut u32),
+    pub read: fn(&[f32], Prefetch, &mut u32),
     /// Multiplies and adds as fast as possible; counts the operations.
     pub multiply: fn(usize, &mut u64),
     /// The same with 8-bit integers.
@@ -142,7 +143,7 @@ macro_rules! table {
             add_scaled: (out: &mut [f32], scale: f32, x: &[f32]) => rowwise::add_scaled::<$simd>(out, scale, x);
             softcap: (x: &mut [f32], cap: f32) => rowwise::softcap::<$simd>(x, cap);
             gate: (x: &mut [f32], y: &[f32]) => rowwise::gate::<$simd>(x, y);
-            read: (x: &[f32], bits: &mut u32) => roofline::read::<$lines>(x, bits);
+            read: (x: &[f32], prefetch: Prefetch, bits: &mut u32) => roofline::read::<$lines>(x, prefetch, bits);
             multiply_int8: (rounds: usize, count: &mut u64) => roofline::multiply_int8::<$lines>(rounds, count);
             multiply: (rounds: usize, count: &mut u64) => roofline::multiply::<$simd>(rounds, count);
         );

@@ -30,5 +30,5 @@ mod simd;
 #[cfg(test)]
 mod zero_points;
 
-pub use backend::Cpu;
+pub use backend::{Cpu, ReadProbe};
 pub use isa::Isa;

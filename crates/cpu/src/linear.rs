@@ -135,8 +135,9 @@ pub(crate) struct LinearScratch {
     plain: Box<[Plain; 2]>,
     /// Sums of the current pair of panels.
     pub sums: Vec<Sums>,
-    /// Sums of gate and up.
-    pub gate_up: [Vec<Sums>; 2],
+    /// Sums of gate and of up.
+    pub gate: Vec<Sums>,
+    pub up: Vec<Sums>,
     prefetch: PrefetchChoices,
 }
 
@@ -146,13 +147,14 @@ impl Default for LinearScratch {
             chunks: Box::new([const { Chunk::EMPTY }; 2]),
             plain: Box::new([const { Plain::EMPTY }; 2]),
             sums: Vec::new(),
-            gate_up: Default::default(),
+            gate: Vec::new(),
+            up: Vec::new(),
             prefetch: PrefetchChoices::default(),
         }
     }
 }
 
-/// A weight and its input.
+/// A weight and its input, and what is added to their product.
 #[derive(Clone, Copy)]
 pub(crate) struct Product<'a> {
     /// [outputs, inputs]
@@ -163,6 +165,7 @@ pub(crate) struct Product<'a> {
     pub bf16: Option<Mat<'a, bf16>>,
     /// The quantized input, if the weight is multiplied with that.
     pub quantized: Option<QuantizedView<'a>>,
+    pub delta: Option<&'a dyn AddToSums>,
 }
 
 /// A term added to the sums of a linear layer before its epilogue: LoRA deltas.
@@ -184,7 +187,6 @@ pub(crate) trait AddToSums: Sync {
 /// A linear layer with its epilogue, for some rows.
 pub(crate) struct LinearTask<'a> {
     pub product: Product<'a>,
-    pub delta: Option<&'a dyn AddToSums>,
     /// Rows to compute. Other rows of the product are not touched.
     pub rows: Range<usize>,
     pub output: OutputTask<'a>,
@@ -194,7 +196,7 @@ impl<'a> LinearTask<'a> {
     /// The product without an epilogue.
     pub(crate) fn plain(product: Product<'a>, rows: Range<usize>, out: MatMut<'a, f32>) -> LinearTask<'a> {
         let output = OutputTask { out, bias: None, scale: 1.0, softcap: None, residual: None };
-        LinearTask { product, delta: None, rows, output }
+        LinearTask { product, rows, output }
     }
 
     /// Number of outputs.
@@ -221,7 +223,7 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, scr
     let pairs = outputs.start / PAIR..outputs.end.div_ceil(PAIR);
     for rows in blocks(t.rows.clone()) {
         for pair in pairs.clone() {
-            multiply(k, &t.product, t.delta, pair, rows.clone(), scratch);
+            multiply(k, &t.product, pair, rows.clone(), scratch);
             // Outputs of this pair that are ours.
             let outputs = outputs.start.max(pair * PAIR)..outputs.end.min((pair + 1) * PAIR);
             let (task, sums, rows) = (&t.output, &scratch.sums, rows.clone());
@@ -230,29 +232,40 @@ pub(crate) fn linear(k: &Kernels, t: &LinearTask<'_>, outputs: Range<usize>, scr
     }
 }
 
-/// Writes the sums of a pair of panels with some rows, plus `delta`, to `scratch.sums`.
+/// Writes the sums of a pair of panels with some rows to `scratch.sums`.
 pub(crate) fn multiply(
     k: &Kernels,
     t: &Product<'_>,
-    delta: Option<&dyn AddToSums>,
     pair: usize,
     rows: Range<usize>,
     scratch: &mut LinearScratch,
 ) {
-    if let Some(delta) = delta {
-        delta.prefetch(pair);
-    }
     let mut sums = std::mem::take(&mut scratch.sums);
     sums.clear();
     sums.resize(rows.len(), Sums::ZERO);
-    add_product(k, t, pair, rows.clone(), scratch, &mut sums);
-    if let Some(delta) = delta {
-        delta.add(k, pair, rows, scratch, &mut sums);
-    }
+    multiply_into(k, t, pair, rows, scratch, &mut sums);
     scratch.sums = sums;
 }
 
-/// Adds the products of a pair of panels with some rows to `sums`.
+/// Adds the products of a pair of panels with some rows, and the delta, to `sums`.
+pub(crate) fn multiply_into(
+    k: &Kernels,
+    t: &Product<'_>,
+    pair: usize,
+    rows: Range<usize>,
+    scratch: &mut LinearScratch,
+    sums: &mut [Sums],
+) {
+    if let Some(delta) = t.delta {
+        delta.prefetch(pair);
+    }
+    add_product(k, t, pair, rows.clone(), scratch, sums);
+    if let Some(delta) = t.delta {
+        delta.add(k, pair, rows, scratch, sums);
+    }
+}
+
+/// Adds the products of a pair of panels with some rows to `sums`, without a delta.
 pub(crate) fn add_product(
     k: &Kernels,
     t: &Product<'_>,

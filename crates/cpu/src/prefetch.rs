@@ -20,6 +20,10 @@ pub(crate) enum Prefetch {
     None,
 }
 
+impl Prefetch {
+    pub(crate) const WAYS: [Prefetch; 2] = [Prefetch::Strided, Prefetch::None];
+}
+
 /// Fewest bytes of a product whose time is taken.
 const LEAST: usize = 8 << 10;
 /// Bytes whose time is one sample.
@@ -105,11 +109,9 @@ impl Default for Trial {
 }
 
 impl Trial {
-    const WAYS: [Prefetch; 2] = [Prefetch::Strided, Prefetch::None];
-
     /// The way of the sample that is taken.
     fn tried(&self) -> Prefetch {
-        Trial::WAYS[self.samples.len() % 2]
+        Prefetch::WAYS[self.samples.len() % 2]
     }
 
     /// Counts a product that was computed in the way that is tried. Chooses when there are enough of both.

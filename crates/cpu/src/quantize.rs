@@ -9,7 +9,7 @@ use half::bf16;
 
 use crate::mat::MatMut;
 use crate::pack::{CHUNK, PackedLayout, SUBBLOCK};
-use crate::simd::Simd;
+use crate::simd::{CodeSums, Codes};
 
 /// Rows of a tile that GEMM kernels may read at once.
 pub(crate) const TILE: usize = 16;
@@ -66,8 +66,7 @@ pub(crate) fn to_bf16(x: &[f32], out: &mut [bf16]) {
     rest.fill(bf16::ZERO);
 }
 
-/// Quantizes a chunk, or the rest of a row, to 8-bit codes. Returns the scale (max |x| / 127), and writes the sum of
-/// every 16 codes.
+/// Quantizes a chunk, or the rest of a row, to 8-bit codes. Returns the scale (max |x| / 127), and the sums of each 16 codes.
 ///
 /// NaN or infinity in `x` gives a NaN scale, and so NaN products.
 ///
@@ -75,35 +74,15 @@ pub(crate) fn to_bf16(x: &[f32], out: &mut [bf16]) {
 ///
 /// `codes` is as long as `x`, a multiple of 32, and the CPU has the instruction set.
 #[inline(always)]
-unsafe fn round_chunk<S: Simd>(x: &[f32], codes: &mut [u8], sums: &mut [f32; CHUNK / 16]) -> f32 {
-    let (from, to) = (x.as_ptr(), codes.as_mut_ptr());
-    // SAFETY: both slices have `x.len()` elements, and 16 are a whole number of vectors; the caller has the
-    // instruction set.
+unsafe fn round_chunk<S: Codes>(x: &[f32], codes: &mut [u8]) -> (f32, CodeSums) {
+    // SAFETY: the caller upholds the same contract.
     unsafe {
-        let (zero, mut most) = (S::splat(0.0), S::splat(0.0));
-        for at in (0..x.len()).step_by(S::LANES) {
-            let x = S::load(from.add(at));
-            most = S::max(most, S::max(x, S::sub(zero, x)));
-        }
-        let most = S::largest(most);
+        let most = S::magnitude(x);
         // All so small that this overflows: they become zero.
         let by = 127.0 / most;
         let by = if by.is_finite() { by } else { 0.0 };
-        // Adding 1.5 * 2^23 rounds to the nearest integer, ties to even, which then is in the lowest bits.
-        let (by, shift) = (S::splat(by), S::splat(12_582_912.0));
-        let mut all = 0.0;
-        for (i, of_16) in sums.iter_mut().enumerate().take(x.len() / 16) {
-            let mut sum = zero;
-            for at in (i * 16..(i + 1) * 16).step_by(S::LANES) {
-                let x = S::add(S::mul(S::load(from.add(at)), by), shift);
-                S::store_bytes(to.add(at), x);
-                sum = S::add(sum, S::sub(x, shift));
-            }
-            *of_16 = S::sum(sum);
-            all += *of_16;
-        }
-        // NaN propagates into the sum; so does infinity, which was multiplied by a zero.
-        if all.is_finite() { most / 127.0 } else { f32::NAN }
+        let sums = S::round_codes(x, by, codes);
+        (if most.is_finite() { most / 127.0 } else { f32::NAN }, sums)
     }
 }
 
@@ -123,12 +102,11 @@ impl QuantizeOut<'_> {
     ///
     /// Nobody else may use that chunk of the row meanwhile, and the CPU has the instruction set.
     #[inline(always)]
-    unsafe fn put<S: Simd>(&self, row: usize, chunk: usize, x: &[f32]) {
+    unsafe fn put<S: Codes>(&self, row: usize, chunk: usize, x: &[f32]) {
         let at = chunk * CHUNK * self.rows + row * x.len();
-        let mut sums = [0.0; CHUNK / 16];
         // SAFETY: chunks of rows do not overlap in any of these arrays, and this one is the caller's alone.
         unsafe {
-            let scale = round_chunk::<S>(x, self.codes.part(0, at..at + x.len()), &mut sums);
+            let (scale, sums) = round_chunk::<S>(x, self.codes.part(0, at..at + x.len()));
             self.scales.put(0, chunk * self.rows + row, scale);
             let sums = &sums[..x.len() / 16];
             for (kind, out) in &self.row_sums {
@@ -136,7 +114,7 @@ impl QuantizeOut<'_> {
                 match *kind {
                     RowSums::Begin { run: 16, bias } => fill::<1>(words, sums, |s| begin(bias, s[0])),
                     RowSums::Begin { bias, .. } => fill::<2>(words, sums, |s| begin(bias, s[0] + s[1])),
-                    RowSums::Mins => fill::<2>(words, sums, |s| (-(s[0] + s[1])).to_bits()),
+                    RowSums::Mins => fill::<2>(words, sums, |s| (-((s[0] + s[1]) as f32)).to_bits()),
                     RowSums::Pairs { run: 16 } => fill::<2>(words, sums, |s| pair(s[0], s[1])),
                     RowSums::Pairs { .. } => fill::<4>(words, sums, |s| pair(s[0] + s[1], s[2] + s[3])),
                 }
@@ -147,20 +125,20 @@ impl QuantizeOut<'_> {
 
 /// Writes one word for every `N` sums.
 #[inline(always)]
-fn fill<const N: usize>(words: &mut [u32], sums: &[f32], word: impl Fn(&[f32; N]) -> u32) {
+fn fill<const N: usize>(words: &mut [u32], sums: &[i32], word: impl Fn(&[i32; N]) -> u32) {
     words.iter_mut().zip(sums.as_chunks().0).for_each(|(w, s)| *w = word(s));
 }
 
 /// Start value of integer sums over codes with this sum.
 #[inline(always)]
-fn begin(bias: u8, sum: f32) -> u32 {
-    -(f32::from(bias) * sum) as i32 as u32
+fn begin(bias: u8, sum: i32) -> u32 {
+    -(i32::from(bias) * sum) as u32
 }
 
 /// Two sums of codes as two `i16`, the first in the lower half.
 #[inline(always)]
-fn pair(first: f32, second: f32) -> u32 {
-    u32::from(first as i16 as u16) | u32::from(second as i16 as u16) << 16
+fn pair(first: i32, second: i32) -> u32 {
+    u32::from(first as u16) | (second as u32) << 16
 }
 
 /// Quantizes a row, from chunk `first` on. An incomplete sub-block is padded with zeros.
@@ -169,7 +147,7 @@ fn pair(first: f32, second: f32) -> u32 {
 ///
 /// Nobody else may use the row meanwhile, and the CPU has the instruction set.
 #[inline(always)]
-pub(crate) unsafe fn round<S: Simd>(to: &QuantizeOut<'_>, row: usize, first: usize, x: &[f32]) {
+pub(crate) unsafe fn round<S: Codes>(to: &QuantizeOut<'_>, row: usize, first: usize, x: &[f32]) {
     for (i, x) in (first..).zip(x.chunks(CHUNK)) {
         // SAFETY: the caller upholds the same contract.
         unsafe {
@@ -234,7 +212,7 @@ mod tests {
     fn rounded(x: &[f32]) -> (Vec<u8>, f32) {
         let mut codes = vec![0; x.len()];
         // SAFETY: every CPU has the scalar instruction set.
-        let scale = unsafe { round_chunk::<Scalar>(x, &mut codes, &mut [0.0; _]) };
+        let (scale, _) = unsafe { round_chunk::<Scalar>(x, &mut codes) };
         (codes, scale)
     }
 

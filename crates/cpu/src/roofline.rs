@@ -7,21 +7,24 @@
 
 use crate::gemm::prefetch_strided;
 use crate::pack::LINE;
+use crate::prefetch::Prefetch;
 use crate::simd::{Lines, Simd};
 
 /// Independent accumulators that keep every unit busy: more than latency times units, fewer than registers.
 const CHAINS: usize = 12;
 
-/// XOR of the bits of all elements, read as fast as possible: prefetched like weights.
+/// XOR of the bits of all elements, read as fast as possible: prefetched like weights, or by the hardware alone.
 #[inline(always)]
-pub(crate) unsafe fn read<L: Lines>(x: &[f32], bits: &mut u32) {
+pub(crate) unsafe fn read<L: Lines>(x: &[f32], prefetch: Prefetch, bits: &mut u32) {
     const LINES: usize = 8;
     // SAFETY: the loop stays within the slice; the caller guarantees the instruction set.
     unsafe {
         let mut all = [L::bytes(0); LINES];
         for chunk in x.as_chunks::<{ LINES * LINE / 4 }>().0 {
             let p = chunk.as_ptr().cast::<u8>();
-            prefetch_strided::<L>(p, p.add(LINES * LINE));
+            if prefetch == Prefetch::Strided {
+                prefetch_strided::<L>(p, p.add(LINES * LINE));
+            }
             for (i, all) in all.iter_mut().enumerate() {
                 *all = L::xor(*all, L::load(p.add(i * LINE)));
             }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use tallow_core::{Arithmetic, Format};
-use tallow_cpu::Cpu;
+use tallow_cpu::{Cpu, ReadProbe};
 
 use super::memory::Memory;
 use super::{DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits};
@@ -63,13 +63,13 @@ impl Hardware for CpuDevice {
 }
 
 impl MeasuredBackend for Cpu {
-    type Probe = Vec<f32>;
+    type Probe = ReadProbe;
 
-    fn probe(&self) -> Result<Vec<f32>, Failed> {
-        Ok(vec![1.0; PROBE_BYTES / size_of::<f32>()])
+    fn probe(&self) -> Result<ReadProbe, Failed> {
+        Ok(self.read_probe(PROBE_BYTES)?)
     }
 
-    fn speeds(&self, probe: &Vec<f32>, weights: Format) -> Result<Speeds, Failed> {
+    fn speeds(&self, probe: &ReadProbe, weights: Format) -> Result<Speeds, Failed> {
         Ok(Speeds { read: self.read_speed(probe), flops: self.multiply_speed(weights) })
     }
 }

@@ -19,7 +19,6 @@ pub(crate) fn activation_inputs<'a>(
 ) -> Vec<ActivationInput<'a>> {
     let one = |l: &OutputColumns<'a>| ActivationInput {
         product: x.times(k, l.w),
-        delta: None,
         bias: l.bias,
         columns: l.columns(),
     };

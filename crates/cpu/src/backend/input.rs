@@ -37,6 +37,17 @@ impl Bf16Rows {
     pub(crate) fn view(&self) -> Mat<'_, bf16> {
         Mat::new(&self.rows)
     }
+
+    /// Rows `at`, with repetitions.
+    fn gathered(&self, b: &Cpu, at: &[u32]) -> Result<Bf16Rows> {
+        let rows = Bf16Rows::new(b, at.len(), self.rows.cols())?;
+        let (from, to) = (self.view(), rows.writer());
+        b.by_tokens(at.len(), at.len() * from.cols, |_, place| {
+            // SAFETY: each row is written once.
+            unsafe { to.row(place) }.copy_from_slice(from.row(at[place] as usize));
+        });
+        Ok(rows)
+    }
 }
 
 /// Quantized input of one or more linear layers.
@@ -90,6 +101,33 @@ impl QuantizedRows {
         }
     }
 
+    /// Rows `at`, with repetitions.
+    fn gathered(&self, b: &Cpu, at: &[u32]) -> Result<QuantizedRows> {
+        let rows = QuantizedRows::new(b, at.len(), self.cols, self.row_sums.iter().map(|(kind, _)| *kind))?;
+        let (codes, scales) = (Mat::<u8>::new(&self.codes).row(0), Mat::<f32>::new(&self.scales).row(0));
+        let sums: Vec<&[u32]> = self.row_sums.iter().map(|(_, sums)| Mat::new(sums).row(0)).collect();
+        let (cols, from_rows, to) = (self.cols, self.rows, rows.writer());
+        b.by_tokens(at.len(), at.len() * cols, |_, place| {
+            let row = at[place] as usize;
+            for (chunk, first) in (0..cols).step_by(CHUNK).enumerate() {
+                let inputs = CHUNK.min(cols - first);
+                let of =
+                    |rows: usize, row: usize| first * rows + row * inputs..first * rows + (row + 1) * inputs;
+                let (from, part) = (of(from_rows, row), of(to.rows, place));
+                // SAFETY: each row is written once.
+                unsafe {
+                    to.codes.part(0, part.clone()).copy_from_slice(&codes[from.clone()]);
+                    to.scales.put(0, chunk * to.rows + place, scales[chunk * from_rows + row]);
+                    for ((kind, to), sums) in to.row_sums.iter().zip(&sums) {
+                        let words = |of: &Range<usize>| of.start / kind.per_word()..of.end / kind.per_word();
+                        to.part(0, words(&part)).copy_from_slice(&sums[words(&from)]);
+                    }
+                }
+            }
+        });
+        Ok(rows)
+    }
+
     /// A view for writing.
     pub(crate) fn writer(&self) -> QuantizeOut<'_> {
         let (codes, scales) = (MatMut::new(&self.codes), MatMut::new(&self.scales));
@@ -133,7 +171,7 @@ impl LinearInput {
             InputType::Bf16 => bf16 = self.bf16.as_ref().map(Bf16Rows::view),
             InputType::Quantized(sums) => quantized = self.quantized.as_ref().and_then(|rows| rows.of(sums)),
         }
-        Product { w, x, bf16, quantized }
+        Product { w, x, bf16, quantized, delta: None }
     }
 }
 
@@ -173,7 +211,17 @@ impl Cpu {
         weights: impl Iterator<Item = &'a MatrixSource<'a>> + Clone,
     ) -> Result<LinearInput> {
         let from = Mat::<f32>::new(x);
-        self.input_by_rows(at.len(), x.cols(), |place| from.row(at[place] as usize), weights)
+        let plain = match weights.clone().any(|w| self.input_type(w) == InputType::F32) {
+            true => Some(self.by_rows(at.len(), x.cols(), |_, place, out| {
+                out.copy_from_slice(from.row(at[place] as usize));
+            })?),
+            false => None,
+        };
+        // Rounded once for all repetitions.
+        let LinearInput { bf16, quantized, .. } = self.input(x, None, weights)?;
+        let bf16 = bf16.map(|rows| rows.gathered(self, at)).transpose()?;
+        let quantized = quantized.map(|rows| rows.gathered(self, at)).transpose()?;
+        Ok(LinearInput { rows: at.len(), plain, bf16, quantized })
     }
 
     /// Input of linear layers whose rows are parts of other tensors' rows.
@@ -242,5 +290,62 @@ impl Cpu {
                 round(r, x);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+
+    #[test]
+    fn every_instruction_set_gives_the_same_codes_and_sums() {
+        let kinds = [
+            RowSums::Begin { run: 16, bias: 8 },
+            RowSums::Begin { run: 32, bias: 128 },
+            RowSums::Mins,
+            RowSums::Pairs { run: 16 },
+            RowSums::Pairs { run: 32 },
+        ];
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            let b = Cpu::new(isa, 1).unwrap();
+            for inputs in [32usize, 64, 96, 192, 224, 256, 320, 1024, 1000] {
+                // Many lie halfway between two codes.
+                let x: Vec<f32> = (0..inputs)
+                    .map(|i| ((i * 37 % 509) as f32 - 254.0) / 2.0 * if i < 256 { 1.0 } else { 0.3 })
+                    .collect();
+                for kind in kinds
+                    .into_iter()
+                    .filter(|kind| inputs.next_multiple_of(SUBBLOCK).is_multiple_of(kind.per_word()))
+                {
+                    let rows = QuantizedRows::new(&b, 1, inputs, [kind].into_iter()).unwrap();
+                    (b.kernels.quantize)(&rows.writer(), 0, 0, &x);
+                    let got = rows.of(kind).unwrap();
+                    for (c, x) in x.chunks(CHUNK).enumerate() {
+                        let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                        let by = 127.0 / most;
+                        let codes: Vec<i32> = x.iter().map(|x| (x * by).round_ties_even() as i32).collect();
+                        let at = c * CHUNK;
+                        let is: Vec<i32> =
+                            got.codes[at..at + x.len()].iter().map(|c| i32::from(*c as i8)).collect();
+                        assert_eq!(is, codes, "{isa}, {inputs} inputs");
+                        assert_eq!(got.scales[c], most / 127.0);
+                        let words = &got.row_sums[at / kind.per_word()..];
+                        for (word, codes) in words.iter().zip(codes.chunks(kind.per_word())) {
+                            let sum = |codes: &[i32]| codes.iter().sum::<i32>();
+                            let want = match kind {
+                                RowSums::Begin { bias, .. } => -(i32::from(bias) * sum(codes)) as u32,
+                                RowSums::Mins => (-(sum(codes) as f32)).to_bits(),
+                                RowSums::Pairs { run } => {
+                                    let (first, second) = codes.split_at(run.min(codes.len()));
+                                    sum(first) as u32 & 0xffff | (sum(second) as u32) << 16
+                                }
+                            };
+                            assert_eq!(*word, want, "{isa}, {inputs} inputs, {kind:?}");
+                        }
+                    }
+                }
+            }
+        }
     }
 }

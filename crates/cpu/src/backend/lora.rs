@@ -148,7 +148,7 @@ impl<'a> LoraDeltas<'a> {
                     quantized = rows.map(|rows| rows.after(a.chunk));
                 }
             }
-            let product = Product { w: *w, x: from.columns(a.columns()), bf16, quantized };
+            let product = Product { w: *w, x: from.columns(a.columns()), bf16, quantized, delta: None };
             terms.push(LoraTerm { layer: *layer, product, rows: a.rows.clone() });
         }
         LoraPhase { k, first: First::new(pieces.len()), pieces, bf16_writer, writer, terms }
@@ -263,7 +263,7 @@ impl Cpu {
         let phase = deltas.over(self.kernels, &x);
         let by_layer = phase.by_layer(layers.len());
         let mut tasks = self.linear_tasks(&x, layers, &out, op.epilogue);
-        tasks.iter_mut().zip(&by_layer).for_each(|(task, of)| task.delta = delta(of));
+        tasks.iter_mut().zip(&by_layer).for_each(|(task, of)| task.product.delta = delta(of));
         self.run_linear(&tasks, |scratch| phase.help(scratch));
         Ok(out)
     }
@@ -279,7 +279,7 @@ impl Cpu {
         let phase = deltas.over(self.kernels, &x);
         let by_layer = phase.by_layer(layers.len());
         let mut inputs = activation_inputs(self.kernels, &x, layers);
-        inputs.iter_mut().zip(&by_layer).for_each(|(input, of)| input.delta = delta(of));
+        inputs.iter_mut().zip(&by_layer).for_each(|(input, of)| input.product.delta = delta(of));
         self.run_gated_up(op, &inputs, |scratch| phase.help(scratch))
     }
 }

@@ -30,6 +30,7 @@ pub use device::Cpu;
 use device::norm_task;
 use kv_cache::{CacheWriter, Prep};
 use linear::{OutputColumns, dense, source};
+pub use roofline::ReadProbe;
 
 use crate::mat::{Mat, MatMut};
 use crate::pack::{PAIR, layout, pack_pair, packed_bytes};

@@ -3,28 +3,44 @@
 
 use std::time::Instant;
 
-use tallow_core::{Arithmetic, Format};
+use tallow_core::{Arithmetic, DType, Error, Format, Result, Tensor};
 
 use super::device::Cpu;
+use crate::mat::{Mat, MatMut};
+use crate::prefetch::Prefetch;
 
 /// Pieces of the memory that is read: several per thread, for load balance at the end.
 const PIECES: usize = 64;
 
+/// Memory to measure the bandwidth with, where weights would be.
+pub struct ReadProbe(Tensor<Cpu>);
+
 impl Cpu {
-    /// Memory bandwidth of all threads together, in bytes per second. `memory` should be far larger than the caches.
-    pub fn read_speed(&self, memory: &[f32]) -> f64 {
+    /// Memory for [`read_speed`](Cpu::read_speed). It should be far larger than the caches.
+    pub fn read_probe(&self, bytes: usize) -> Result<ReadProbe> {
+        let out_of_memory = || Error::OutOfMemory { device: "cpu".into(), asked: bytes };
+        let buf = self.arena.alloc_weights(bytes).ok_or_else(out_of_memory)?;
+        let probe = Tensor::whole(buf, DType::F32, 1, bytes / size_of::<f32>());
+        // SAFETY: nobody else has the tensor.
+        unsafe { MatMut::<f32>::new(&probe).row(0) }.fill(1.0);
+        Ok(ReadProbe(probe))
+    }
+
+    /// Memory bandwidth of all threads together, in bytes per second.
+    pub fn read_speed(&self, probe: &ReadProbe) -> f64 {
+        let memory = Mat::<f32>::new(&probe.0).row(0);
         let piece = memory.len().div_ceil(PIECES).max(1);
-        let pass = || {
+        let pass = |prefetch| {
             let begun = Instant::now();
             self.share(memory.len().div_ceil(piece), usize::MAX, |_, i| {
                 let mut bits = 0;
                 let end = memory.len().min((i + 1) * piece);
-                (self.kernels.read)(&memory[i * piece..end], &mut bits);
+                (self.kernels.read)(&memory[i * piece..end], prefetch, &mut bits);
                 std::hint::black_box(bits);
             });
             size_of_val(memory) as f64 / begun.elapsed().as_secs_f64().max(1e-9)
         };
-        best(3, pass)
+        Prefetch::WAYS.into_iter().map(|prefetch| best(3, || pass(prefetch))).fold(0.0, f64::max)
     }
 
     /// Operations per second of all threads together, on what weights of a format are multiplied with: `f32`, bf16 or 8-bit

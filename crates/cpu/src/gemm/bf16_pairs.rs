@@ -3,7 +3,8 @@
 //!
 //! Within a chunk, pairs of inputs are summed in two strands, of even and of odd lines, which are then added to the sum of
 //! the chunks before. So it is for any number of rows, and a row's result does not depend on the others (batch invariance).
-//! With one row, two panels and two strands are four chains of dot products, each of which waits for the one before.
+//! With one row, two panels and two strands are four chains of dot products, each of which waits for the one before. From memory a
+//! panel alone is faster where the hardware prefetches: two chains keep up with it.
 
 #![allow(clippy::needless_range_loop, reason = "loops over register tiles are clearest by index")]
 
@@ -31,20 +32,29 @@ const AHEAD: usize = 12;
 pub(crate) unsafe fn multiply(t: &mut Bf16Task<'_>) {
     for start in (0..t.w.cols).step_by(CHUNK) {
         let rows = t.sums.len();
+        // The hardware's prefetchers follow a single panel twice as fast as two.
+        let one_by_one = t.prefetch == Prefetch::None;
         // SAFETY: the caller has the instruction set.
         unsafe {
             match t.w.panels {
-                2 => in_tiles::<Bf16Tile<2>, _>(&mut Bf16Chunk { task: t, start }, rows),
-                _ => in_tiles::<Bf16Tile<1>, _>(&mut Bf16Chunk { task: t, start }, rows),
+                2 if !one_by_one => {
+                    in_tiles::<Bf16Tile<2>, _>(&mut Bf16Chunk { task: t, start, first: 0 }, rows)
+                }
+                panels => {
+                    for first in 0..panels {
+                        in_tiles::<Bf16Tile<1>, _>(&mut Bf16Chunk { task: t, start, first }, rows);
+                    }
+                }
             }
         }
     }
 }
 
-/// The chunk of a pair that begins with input `start`.
+/// The chunk of a pair that begins with input `start`, from its panel `first` on.
 struct Bf16Chunk<'t, 'a> {
     task: &'t mut Bf16Task<'a>,
     start: usize,
+    first: usize,
 }
 
 /// Products of a chunk of `P` panels.
@@ -55,9 +65,9 @@ impl<const P: usize> RowKernel<Bf16Chunk<'_, '_>> for Bf16Tile<P> {
 
     #[inline(always)]
     unsafe fn tile<const T: usize>(chunk: &mut Bf16Chunk<'_, '_>, row: usize) {
-        let Bf16Chunk { task: t, start } = chunk;
+        let Bf16Chunk { task: t, start, first: panel } = chunk;
         let (w, inputs) = {
-            let of = |p: usize| t.w.chunk(2 * t.pair + p, *start / CHUNK);
+            let of = |p: usize| t.w.chunk(2 * t.pair + *panel + p, *start / CHUNK);
             (std::array::from_fn::<_, P, _>(|p| of(p).0.as_ptr()), of(0).1)
         };
         let first = t.rows.start + row;
@@ -65,7 +75,7 @@ impl<const P: usize> RowKernel<Bf16Chunk<'_, '_>> for Bf16Tile<P> {
             w,
             x: std::array::from_fn::<_, T, _>(|i| t.x.row(first + i)[*start..].as_ptr().cast()),
             lines: inputs.div_ceil(2),
-            sums: t.sums[row..][..T].as_mut_ptr().cast(),
+            sums: t.sums[row..][..T].as_mut_ptr().cast::<f32>().wrapping_add(*panel * ROWS),
             // Later rows find the weights in the cache.
             prefetches: row == 0 && t.prefetch == Prefetch::Strided,
         };

@@ -43,6 +43,7 @@ macro_rules! outlined {
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
+mod codes;
 mod lines;
 #[cfg(target_arch = "aarch64")]
 mod lines_neon;
@@ -57,6 +58,7 @@ mod x86;
 
 use half::{bf16, f16};
 
+pub(crate) use codes::{CodeSums, Codes};
 pub(crate) use lines::{IntKind, IntTile, Lines, OfRun, RunKind, StepKind, Tile, Work, dot4, scale_int};
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
@@ -94,8 +96,6 @@ pub(crate) trait Simd: Copy + 'static {
     unsafe fn store(p: *mut f32, v: Self::V);
     /// The first `n < LANES` elements.
     unsafe fn store_some(p: *mut f32, n: usize, v: Self::V);
-    /// `LANES` bytes: the lowest of each lane.
-    unsafe fn store_bytes(p: *mut u8, v: Self::V);
 
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;

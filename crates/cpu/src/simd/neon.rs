@@ -84,11 +84,6 @@ impl Simd for Neon {
             Self::store(all.as_mut_ptr(), v);
             std::ptr::copy_nonoverlapping(all.as_ptr(), p, n.min(8))
         }
-        fn store_bytes(p: *mut u8, v: [float32x4_t; 2]) -> () {
-            // Narrows each word to its lower half, then that to its lower half.
-            let [low, high] = [vreinterpretq_u16_f32(v[0]), vreinterpretq_u16_f32(v[1])];
-            vst1_u8(p, vmovn_u16(vuzp1q_u16(low, high)))
-        }
         fn add(a: [float32x4_t; 2], b: [float32x4_t; 2]) -> [float32x4_t; 2] {
             [vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1])]
         }

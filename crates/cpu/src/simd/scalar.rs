@@ -62,12 +62,6 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn store_bytes(p: *mut u8, v: [f32; N]) {
-        // SAFETY: by the trait's contract, N elements are valid.
-        (0..N).for_each(|i| unsafe { *p.add(i) = v[i].to_bits() as u8 });
-    }
-
-    #[inline(always)]
     unsafe fn store_some(p: *mut f32, n: usize, v: [f32; N]) {
         // SAFETY: by the trait's contract, n elements are valid.
         (0..n.min(N)).for_each(|i| unsafe { *p.add(i) = v[i] });

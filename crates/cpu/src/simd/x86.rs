@@ -41,13 +41,6 @@ impl Simd for Avx2 {
         }
         fn store(p: *mut f32, v: __m256) -> () { _mm256_storeu_ps(p, v) }
         fn store_some(p: *mut f32, n: usize, v: __m256) -> () { _mm256_maskstore_ps(p, first8(n), v) }
-        fn store_bytes(p: *mut u8, v: __m256) -> () {
-            // Moves the lowest byte of each word to the front of its 128-bit half, then joins both fronts.
-            let bytes = _mm256_set1_epi32(0x0c08_0400);
-            let v = _mm256_shuffle_epi8(_mm256_castps_si256(v), bytes);
-            let v = _mm_unpacklo_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
-            _mm_storel_epi64(p.cast(), v)
-        }
         fn add(a: __m256, b: __m256) -> __m256 { _mm256_add_ps(a, b) }
         fn sub(a: __m256, b: __m256) -> __m256 { _mm256_sub_ps(a, b) }
         fn mul(a: __m256, b: __m256) -> __m256 { _mm256_mul_ps(a, b) }
@@ -98,9 +91,6 @@ impl Simd for Avx512 {
         }
         fn store(p: *mut f32, v: __m512) -> () { _mm512_storeu_ps(p, v) }
         fn store_some(p: *mut f32, n: usize, v: __m512) -> () { _mm512_mask_storeu_ps(p, first16(n), v) }
-        fn store_bytes(p: *mut u8, v: __m512) -> () {
-            _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(v)))
-        }
         fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
         fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }

@@ -47,8 +47,9 @@ pub(crate) struct PrefetchChoices {
 }
 
 impl PrefetchChoices {
-    /// Most rows of input for which it is tried. With more, multiplying takes longer than reading.
-    pub(crate) const ROWS: usize = 2;
+    /// Most rows of input for which it is tried. With more, multiplying takes longer than reading; with three and four, too, where there
+    /// are few registers, and there both ways are the same.
+    pub(crate) const ROWS: usize = 4;
 
     /// Runs a product of `bytes` bytes of weights with so many rows, and tells it whether to prefetch.
     #[inline]

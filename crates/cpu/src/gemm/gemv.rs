@@ -289,13 +289,18 @@ unsafe fn multiply<L: Lines, F: HasPackedKind, const T: usize>(
     // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
     // instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, x.layout, inputs, is_strided::<T>(&prefetch));
+        let header = Header::<L>::new::<F>(from, x.layout, inputs, is_strided::<L, T>(&prefetch));
         let head = x.layout.shape_of::<F>().head(inputs);
         let mut f = [L::splat(0.0); T];
         for at in 0..inputs / SUBBLOCK {
             let planes = from.add(head + at * LINE * shape.bits);
-            if is_strided::<T>(&prefetch) {
+            if is_strided::<L, T>(&prefetch) {
                 prefetch_subblock::<L>(planes, shape.bits);
+            } else if const { F::SHAPE.bits == 5 } {
+                // Groups take the line of upper bits, the last, first.
+                for line in 0..shape.bits {
+                    L::touch(planes.add(line * LINE));
+                }
             }
             for r in 0..SUBBLOCK / shape.run {
                 let run = at * (SUBBLOCK / shape.run) + r;
@@ -354,12 +359,17 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
     // SAFETY: the chunk has these sub-blocks, and rows have codes, scales and sums for them; the caller has the
     // instruction set.
     unsafe {
-        let header = Header::<L>::new::<F>(from, x.layout, CHUNK, is_strided::<T>(&prefetch));
+        let header = Header::<L>::new::<F>(from, x.layout, CHUNK, is_strided::<L, T>(&prefetch));
         let mut all = [L::words(0); T];
         for at in 0..CHUNK / SUBBLOCK {
             let planes = from.add(shape.head(CHUNK) + at * LINE * shape.bits);
-            if is_strided::<T>(&prefetch) {
+            if is_strided::<L, T>(&prefetch) {
                 prefetch_subblock::<L>(planes, shape.bits);
+            } else if const { F::SHAPE.bits == 5 } {
+                // Groups take the line of upper bits, the last, first.
+                for line in 0..shape.bits {
+                    L::touch(planes.add(line * LINE));
+                }
             }
             if const { L::SUMS_IN_16_BITS && Kind::<F>::MINS > 0 } {
                 // Nothing is added to the products of a run before its factor.
@@ -439,9 +449,10 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
 /// True if weights are prefetched, for a branch within a loop: it has that with few rows alone, as it takes registers. The choice is
 /// read from memory each time, since otherwise the compiler makes two loops of it, and puts more registers aside in both.
 #[inline(always)]
-fn is_strided<const T: usize>(prefetch: &Prefetch) -> bool {
+fn is_strided<L: Lines, const T: usize>(prefetch: &Prefetch) -> bool {
+    let rows = const { if L::LINES < 32 { 2 } else { PrefetchChoices::ROWS } };
     // SAFETY: a reference is valid for reads.
-    T > PrefetchChoices::ROWS || unsafe { std::ptr::read_volatile(prefetch) == Prefetch::Strided }
+    T > rows || unsafe { std::ptr::read_volatile(prefetch) == Prefetch::Strided }
 }
 
 /// Prefetches what comes after a sub-block of so many lines: far ahead, and the next but one into the nearest cache.
@@ -632,7 +643,7 @@ unsafe fn multiply_plain<L: Lines, F: HasPackedKind, const T: usize, const P: us
         // The chunk of the other panel comes next in memory, and is read meanwhile.
         let other = from[P - 1].addr() - from[0].addr();
         for some in (0..inputs).step_by(SOME) {
-            if is_strided::<T>(&prefetch) {
+            if is_strided::<L, T>(&prefetch) {
                 for from in from {
                     let w = from.wrapping_add(head + some * bytes + other);
                     prefetch_strided::<L>(w, w.wrapping_add(SOME * bytes));

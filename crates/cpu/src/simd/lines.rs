@@ -43,6 +43,8 @@ pub(crate) trait Lines: Copy + 'static {
     unsafe fn prefetch(p: *const u8);
     /// Prefetches a line that will be read next.
     unsafe fn prefetch_next(p: *const u8);
+    /// Reads a byte of a line, where the order in which lines are first read matters to prefetchers.
+    unsafe fn touch(p: *const u8);
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn xor(a: Self::I, b: Self::I) -> Self::I;

@@ -55,6 +55,9 @@ impl Lines for Scalar {
     unsafe fn prefetch_next(_: *const u8) {}
 
     #[inline(always)]
+    unsafe fn touch(_: *const u8) {}
+
+    #[inline(always)]
     unsafe fn and(a: [u32; N], b: [u32; N]) -> [u32; N] {
         each(|i| a[i] & b[i])
     }

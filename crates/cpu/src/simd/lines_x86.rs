@@ -3,6 +3,13 @@ use std::arch::x86_64::*;
 
 use super::{Avx2, Avx512, AvxVnni, F8, IntKind, IntTile, Lines, OfRun, RunKind, StepKind, Tile, Work};
 
+/// [`Lines::touch`]
+#[inline(always)]
+unsafe fn touch(p: *const u8) {
+    // SAFETY: the caller guarantees that the byte is there. Not `pure`, so that the order stays.
+    unsafe { asm!("test byte ptr [{}], 1", in(reg) p, options(readonly, nostack)) };
+}
+
 impl Lines for Avx512 {
     type I = __m512i;
     type F = __m512;
@@ -19,6 +26,7 @@ impl Lines for Avx512 {
         fn store(p: *mut u8, v: __m512i) -> () { _mm512_storeu_si512(p.cast(), v) }
         fn prefetch(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
         fn prefetch_next(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        fn touch(p: *const u8) -> () { touch(p) }
         fn and(a: __m512i, b: __m512i) -> __m512i { _mm512_and_si512(a, b) }
         fn or(a: __m512i, b: __m512i) -> __m512i { _mm512_or_si512(a, b) }
         fn xor(a: __m512i, b: __m512i) -> __m512i { _mm512_xor_si512(a, b) }
@@ -198,6 +206,7 @@ macro_rules! two_registers {
                 }
                 fn prefetch(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
                 fn prefetch_next(p: *const u8) -> () { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+                fn touch(p: *const u8) -> () { touch(p) }
                 fn and(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
                     [_mm256_and_si256(a[0], b[0]), _mm256_and_si256(a[1], b[1])]
                 }

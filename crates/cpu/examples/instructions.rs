@@ -124,14 +124,14 @@ mod counting {
     }
 
     /// Instructions of a product in QEMU, where two more in a process take twice as many more. `command`: the emulator with its
-    /// options, and this program.
+    /// options, one of which has it translate one instruction at a time, and this program.
     fn emulated(command: &str, isa: Isa, format: Format, rows: usize, outputs: usize) -> Outcome<u64> {
         let mut words = command.split_whitespace();
         let emulator = words.next().ok_or("which emulator?")?;
         let words: Vec<&str> = words.collect();
         let all = |runs: u64| -> Outcome<u64> {
             let mut program = Command::new(emulator);
-            program.args(["-one-insn-per-tb", "-d", "exec,nochain"]).args(&words).arg(EMULATED);
+            program.args(["-d", "exec,nochain"]).args(&words).arg(EMULATED);
             program.args([&isa.to_string(), format.name(), &rows.to_string(), &outputs.to_string()]);
             let mut program = program.arg(runs.to_string()).stderr(Stdio::piped()).spawn()?;
             let mut lines = BufReader::new(program.stderr.take().ok_or("no standard error")?);

@@ -208,7 +208,7 @@ unsafe fn scores<L: Lines, const R: usize, const N: usize>(
             // A line holds two element pairs of a block.
             for pair in (0..pairs / 2 * 2).step_by(2) {
                 for ahead in ahead {
-                    simd::prefetch(ahead.wrapping_add(pair * 2 * BLOCK));
+                    simd::prefetch_l2(ahead.wrapping_add(pair * 2 * BLOCK));
                 }
                 add_pair::<L, R, N>(&keys, q, pair, &mut sums);
                 add_pair::<L, R, N>(&keys, q, pair + 1, &mut sums);
@@ -323,7 +323,7 @@ impl Sum<'_> {
                         continue;
                     }
                     for line in (0..N).step_by(2) {
-                        simd::prefetch(ahead[b].wrapping_add((pair * N + line) * 2 * WORDS));
+                        simd::prefetch_l2(ahead[b].wrapping_add((pair * N + line) * 2 * WORDS));
                     }
                     let v = now[b].add(pair * 2 * self.wide);
                     let mut w = [L::words(0); R];

@@ -86,7 +86,7 @@ impl<E: Element> Sum<'_, E> {
                 #[inline(always)]
                 |v, ahead, s| {
                     for line in (0..N * S::LANES).step_by((64 / size_of::<E>()).max(1)) {
-                        simd::prefetch(ahead.wrapping_add(line));
+                        simd::prefetch_l2(ahead.wrapping_add(line));
                     }
                     add_products::<S, R, N>(
                         &mut sums,

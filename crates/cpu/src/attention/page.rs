@@ -201,7 +201,7 @@ impl<E> Segment<E> {
         let lines = BLOCK * dim * size_of::<E>() / LINE;
         let first = seen / BLOCK + STREAMS;
         for line in STREAMS * lines * part / of..STREAMS * lines * (part + 1) / of {
-            simd::prefetch(self.v[first + line / lines].cast::<u8>().wrapping_add(line % lines * LINE));
+            simd::prefetch_l2(self.v[first + line / lines].cast::<u8>().wrapping_add(line % lines * LINE));
         }
     }
 }
@@ -388,7 +388,7 @@ impl AttendTask<'_> {
                 let (Some((bytes, by)), from) = place(at) else { continue };
                 // Prefetches one segment ahead.
                 if let (Some((ahead, _)), from) = place((at + SEGMENT).min(self.len - 1)) {
-                    simd::prefetch(ahead[from..].as_ptr());
+                    simd::prefetch_l2(ahead[from..].as_ptr());
                 }
                 let scales = bytes[from..from + step * size].chunks_exact(size);
                 let out = out[at - start..].iter_mut().zip(scales).take(end - at);

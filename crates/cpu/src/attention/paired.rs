@@ -166,7 +166,7 @@ unsafe fn scores<S: Simd, E: Element, const R: usize, const N: usize>(
                     if const { size_of::<E>() == 2 } {
                         for i in 0..N {
                             if i * S::LANES % BLOCK == 0 {
-                                simd::prefetch(ahead[i].wrapping_add(d * BLOCK));
+                                simd::prefetch_l2(ahead[i].wrapping_add(d * BLOCK));
                             }
                         }
                     }
@@ -326,7 +326,7 @@ impl<E: Element> Sum<'_, E> {
                 let (i, next) = (position % TILE, position / TILE * STREAMS + STREAMS);
                 let ahead = v[next + i % STREAMS].wrapping_add(first * BLOCK + i / STREAMS * count);
                 for line in (0..N * S::LANES).step_by(64 / size_of::<E>()) {
-                    simd::prefetch(ahead.wrapping_add(line));
+                    simd::prefetch_l2(ahead.wrapping_add(line));
                 }
             }
             let v = v[position / BLOCK].add(first + position % BLOCK * self.dim);

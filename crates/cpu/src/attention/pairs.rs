@@ -153,7 +153,7 @@ unsafe fn scores<const R: usize, const N: usize>(
                     let key = k[first + i].add(at);
                     keys[i] = if 2 * pair + 1 < dim {
                         // A line of the block that comes next: elements read in place come from memory.
-                        simd::prefetch(k[first + i + STREAMS].wrapping_add(at));
+                        simd::prefetch_l2(k[first + i + STREAMS].wrapping_add(at));
                         _mm512_permutexvar_epi16(turns, _mm512_loadu_si512(key.cast()))
                     } else {
                         let one = _mm512_castsi256_si512(_mm256_loadu_si256(key.cast()));
@@ -271,7 +271,7 @@ impl Sum<'_> {
                     let (i, next) = (position % TILE, position / TILE * STREAMS + STREAMS);
                     let ahead = v[next + i % STREAMS].wrapping_add(first * BLOCK + i / STREAMS * count);
                     for line in (0..N * COLUMNS).step_by(COLUMNS) {
-                        simd::prefetch(ahead.wrapping_add(line));
+                        simd::prefetch_l2(ahead.wrapping_add(line));
                     }
                 }
                 let one = v[position / BLOCK].add(first + position % BLOCK * self.dim);

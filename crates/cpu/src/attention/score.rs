@@ -53,7 +53,7 @@ unsafe fn tiles<S: Simd, E: Element, const R: usize, const N: usize>(
             for d in (0..whole).step_by(line) {
                 for i in 0..N {
                     if i * S::LANES % BLOCK == 0 {
-                        simd::prefetch(ahead[i].wrapping_add(d * BLOCK));
+                        simd::prefetch_l2(ahead[i].wrapping_add(d * BLOCK));
                     }
                 }
                 for d in d..d + line {

@@ -228,6 +228,25 @@ pub(crate) fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
+/// Prefetches the cache line of `p`, which need not be valid, into the L2 cache: for what is read later than the nearest cache
+/// would keep it. Some processors follow few lines at a time into the nearest cache, and read half as fast.
+#[inline(always)]
+pub(crate) fn prefetch_l2<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 CPU has the instruction, and it never faults.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: every AArch64 CPU has the instruction, and it never faults.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(readonly, nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = p;
+}
+
 /// Prefetches all cache lines of a slice.
 #[inline(always)]
 pub(crate) fn prefetch_slice<T>(x: &[T]) {

@@ -44,6 +44,11 @@ pub fn of_files(files: &[&Mapping]) -> Result<[u8; 32]> {
     Ok(all.finalize().into())
 }
 
+/// SHA-256 digest of a text.
+pub fn of_text(text: &str) -> [u8; 32] {
+    Sha256::digest(text).into()
+}
+
 /// Ranges that a file is hashed in.
 fn pieces(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(PIECE).map(move |start| start..len.min(start + PIECE))

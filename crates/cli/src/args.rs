@@ -71,6 +71,8 @@ pub(crate) enum Command {
     /// Write a model as a GGUF file, optionally quantized
     #[command(alias = "quantize")]
     Convert(Convert),
+    /// Pack a model's weights for the CPU once, so that it loads at once
+    Pack(Pack),
     /// Show devices, what a model would take, and where each setting comes from
     Doctor(Doctor),
     /// Measure speed: prefill and decode, in tokens per second

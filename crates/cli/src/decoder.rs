@@ -155,7 +155,7 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
         let StartEngine { info, loading, limits, may_limit, may_draft, cpu } = self;
         spawn(info, move || {
             let traits = device.traits();
-            let runner = loading.runner(device.open(cpu)?, traits)?;
+            let runner = loading.runner(loading.open(&device, cpu)?, traits)?;
             let limits = match may_limit {
                 true => paced(&runner, limits, loading.shape.page_len, traits)?,
                 false => limits,
@@ -184,6 +184,12 @@ pub(crate) struct Loading {
 impl Loading {
     pub(crate) fn new(model: &Model, context: usize, shape: KvShape) -> Loading {
         Loading { model: model.clone(), draft: None, context, shape, unwanted: Arc::default() }
+    }
+
+    /// Opens a device for it.
+    pub(crate) fn open<H: Hardware>(&self, device: &H, cpu: CpuOptions) -> Result<H::Backend, Failed> {
+        let models: Vec<&Model> = std::iter::once(&self.model).chain(&self.draft).collect();
+        device.open_for(&models, cpu)
     }
 
     /// Loads the model on an open device, with a progress bar, and with a warm-up if the device wants one.

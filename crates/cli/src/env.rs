@@ -110,6 +110,11 @@ pub(crate) fn line_history() -> Option<PathBuf> {
     Some(folder("XDG_STATE_HOME", ".local/state")?.join("tallow").join("lines"))
 }
 
+/// Folder of packed weights.
+pub(crate) fn packed_weights() -> Option<PathBuf> {
+    Some(folder("XDG_CACHE_HOME", ".cache")?.join("tallow").join("packed"))
+}
+
 /// Folder of downloaded models.
 pub(crate) fn hub_cache() -> Option<PathBuf> {
     let home = || Some(folder("XDG_CACHE_HOME", ".cache")?.join("huggingface"));

@@ -110,6 +110,7 @@ fn run(mut cli: Cli) -> Result<(), Failed> {
         Command::Rm(args) => commands::hub::rm(&args),
         Command::Show(args) => commands::show::show(&args, &sources),
         Command::Convert(args) => commands::convert::convert(&args, &sources),
+        Command::Pack(args) => commands::pack::pack(&args, &sources),
         Command::Doctor(args) => commands::doctor::doctor(args, &sources),
         Command::Embed(args) => commands::embed::embed(&args, &sources),
         Command::Rerank(args) => commands::embed::rerank(&args, &sources),

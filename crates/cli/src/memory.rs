@@ -13,7 +13,7 @@ use tallow_models::seq2seq::Seq2SeqModel;
 use tallow_models::spec::{DecoderSpec, LayerSpec, Mixer, MoeSpec};
 
 use crate::Failed;
-use crate::devices::{Device, Memory};
+use crate::devices::{CpuOptions, Device, Memory, WeightsIn};
 use crate::settings::{EngineConfig, KvType, Origin, Setting};
 
 /// Bytes in a readable unit.
@@ -55,6 +55,7 @@ pub(crate) struct Plan {
     pub ram_cache: u64,
     /// True if the device's memory is that of the host.
     pub shares_memory: bool,
+    pub weights_in: WeightsIn,
 }
 
 /// Tokens per page of the KV cache.
@@ -81,6 +82,7 @@ impl Plan {
         let memory = device.info().memory();
         let usual = usual_context(model);
         let asked = config.context.clone();
+        let weights_in = device.weights_in(model, config.cpu());
         let mut context = asked.clone().unwrap_or(Setting { value: usual, origin: Origin::BuiltIn });
         loop {
             let plan = Plan::of(model, config, context.clone(), memory);
@@ -88,7 +90,7 @@ impl Plan {
             let plan = plan.caching(config.ram_cache, device);
             let plan = if model.mtp { plan.with_mtp(model, config.batch.value) } else { plan };
             let draft = draft.map_or(0, |draft| plan.of_draft(draft, config.batch.value));
-            let plan = Plan { device: device.to_string(), draft, ..plan };
+            let plan = Plan { device: device.to_string(), draft, weights_in, ..plan };
             if asked.is_some() || plan.fits() || context.value / 2 < LEAST_CONTEXT {
                 return plan;
             }
@@ -128,6 +130,7 @@ impl Plan {
             memory,
             ram_cache,
             shares_memory,
+            weights_in: WeightsIn::Memory,
         }
     }
 
@@ -183,7 +186,12 @@ impl Plan {
     }
 
     /// Plan for a [`SingleRunner`](crate::single_runner::SingleRunner), whose context is fixed.
-    pub(crate) fn alone(model: &Model, shape: KvShape, step: Step, device: &Device) -> Plan {
+    pub(crate) fn alone(
+        model: &Model,
+        shape: KvShape,
+        step: Step,
+        (device, cpu): (&Device, CpuOptions),
+    ) -> Plan {
         let context = Setting { value: shape.pages * shape.page_len, origin: Origin::Flag };
         let workspace = workspace(model, step, context.value);
         let (weights, kv) = (model.weight_bytes() as u64, shape.bytes(&model.spec) as u64);
@@ -205,8 +213,9 @@ impl Plan {
             memory,
             ram_cache: 0,
             shares_memory: device.info().traits().shares_memory,
+            weights_in: WeightsIn::Memory,
         };
-        plan.capturing(model, device)
+        Plan { weights_in: device.weights_in(model, cpu), ..plan }.capturing(model, device)
     }
 
     /// Plan for an encoder with steps of up to `batch` tokens, or one text if that is longer. The image encoder
@@ -248,6 +257,7 @@ impl Plan {
             memory: device.info().memory(),
             ram_cache: 0,
             shares_memory: device.info().traits().shares_memory,
+            weights_in: WeightsIn::Memory,
         }
     }
 
@@ -274,13 +284,15 @@ impl Plan {
             memory: device.info().memory(),
             ram_cache: 0,
             shares_memory: device.info().traits().shares_memory,
+            weights_in: WeightsIn::Memory,
         }
     }
 
     /// Total bytes of the device's memory.
     pub(crate) fn total(&self) -> u64 {
         let ram_cache = if self.shares_memory { self.ram_cache } else { 0 };
-        let all = [self.weights, self.draft, self.adapters, self.kv, self.workspace, ram_cache];
+        let weights = if self.weights_in == WeightsIn::Disk { 0 } else { self.weights };
+        let all = [weights, self.draft, self.adapters, self.kv, self.workspace, ram_cache];
         all.into_iter().fold(0, u64::saturating_add)
     }
 
@@ -304,6 +316,10 @@ impl Plan {
             1 => "a smaller --context".to_owned(),
             n => format!("a smaller --context or fewer --slots than {n}"),
         };
+        let map = match self.weights_in {
+            WeightsIn::MemoryOrDisk => ", --mmap (weights stay on the disk)",
+            _ => "",
+        };
         let (needs, free) = (size(self.total()), size(memory.free));
         let smaller = match self.context.origin {
             Origin::Prompt => {
@@ -313,7 +329,7 @@ impl Plan {
         };
         Err(Failed::new(format!(
             "the model does not fit: it needs {needs}, and {free} of memory are free on {}\n{self}\n\
-             Take {smaller}, a smaller quantization of the model, or end other programs.",
+             Take {smaller}, a smaller quantization of the model{map}, or end other programs.",
             self.device
         )))
     }
@@ -339,9 +355,10 @@ impl fmt::Display for Plan {
         };
         write!(
             f,
-            "{}: weights {} + {draft}{adapters}cache {} ({kv}) + {shared}workspace {} = {}{free}{beside}",
+            "{}: weights {}{} {draft}{adapters}cache {} ({kv}) + {shared}workspace {} = {}{free}{beside}",
             self.device,
             size(self.weights),
+            if self.weights_in == WeightsIn::Disk { " on the disk;" } else { " +" },
             size(self.kv),
             size(self.workspace),
             size(self.total())

@@ -141,6 +141,7 @@ pub(crate) static KNOWN: &[Known] = &[
         "4096, or as many as there are descriptors for",
     ),
     known("max-per-address", "connections of one address at one time", "half of max-connections"),
+    known("mmap", "true: the CPU maps packed weights from disk, and packs them there first", "false"),
     known("offline", "true: use only models that are already downloaded", "false"),
 ];
 
@@ -236,6 +237,8 @@ pub(crate) struct EngineConfig {
     pub device: Setting<DeviceChoice>,
     pub threads: Setting<usize>,
     pub isa: Setting<Isa>,
+    /// Weights are mapped from disk.
+    pub mmap: Setting<Switch>,
     pub arithmetic: Setting<Arithmetic>,
     pub batch: Setting<usize>,
     pub speculative: Setting<Speculative>,
@@ -313,6 +316,7 @@ pub(crate) fn resolve(
         device,
         threads: sources.get("threads", e.threads, cores())?,
         isa,
+        mmap: sources.get("mmap", e.mmap.then_some(Switch(true)), Switch(false))?,
         arithmetic: sources.get("arithmetic", e.arithmetic, Arithmetic::Fast)?,
         batch: sources.get("batch", e.batch, 256)?,
         speculative: sources.get("speculative", e.speculative, Speculative::Auto)?,
@@ -408,7 +412,8 @@ impl EngineConfig {
 
     /// Settings of the CPU.
     pub(crate) fn cpu(&self) -> CpuOptions {
-        CpuOptions { isa: self.isa.value, arithmetic: self.arithmetic.value, threads: self.threads.value }
+        let (isa, arithmetic, threads) = (self.isa.value, self.arithmetic.value, self.threads.value);
+        CpuOptions { isa, arithmetic, threads, mmap: self.mmap.value.0 }
     }
 
     /// Sampling parameters.

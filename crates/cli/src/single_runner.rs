@@ -18,7 +18,7 @@ use crate::devices::{
 use crate::fit::on_some_device;
 use crate::memory::{PAGE, Plan, Step};
 use crate::notice::Notice;
-use crate::settings::{DeviceArgs, KvType, Sources};
+use crate::settings::{DeviceArgs, KvType, Sources, Switch};
 
 /// Settings of a model on a device.
 #[derive(Clone, Copy, Debug)]
@@ -54,10 +54,11 @@ impl Setup {
             let best = Isa::best();
             return Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")));
         }
-        let device = sources.get("device", device.device, DeviceChoice::Auto)?.value;
-        let kv = kv.map_or(Ok(KvType::best(device, isa)), |kv| kv.parse().map_err(Failed::new))?;
-        let cpu = CpuOptions { isa, arithmetic, threads };
-        Ok(Setup { device, cpu, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
+        let chosen = sources.get("device", device.device, DeviceChoice::Auto)?.value;
+        let kv = kv.map_or(Ok(KvType::best(chosen, isa)), |kv| kv.parse().map_err(Failed::new))?;
+        let mmap = sources.get("mmap", device.mmap.then_some(Switch(true)), Switch(false))?.value.0;
+        let cpu = CpuOptions { isa, arithmetic, threads, mmap };
+        Ok(Setup { device: chosen, cpu, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
     }
 }
 
@@ -126,7 +127,7 @@ pub(crate) fn run_on_device<T: DeviceTask>(
     };
     // However small a step is, each sequence has a token in it.
     let step = Step { tokens: setup.batch.max(sequences), logits: setup.logits.max(sequences) };
-    let plan = |device: &Device| Plan::alone(model, shape, step, device);
+    let plan = |device: &Device| Plan::alone(model, shape, step, (device, setup.cpu));
     let loading = Loading::new(model, setup.context, shape);
     // The chosen device is part of these commands' output; only a device that was passed over needs a notice.
     on_some_device(setup.device, plan, &Notice::show_passed_over, |device, _| {
@@ -148,7 +149,7 @@ impl<T: DeviceTask> Task for OnOpenDevice<'_, T> {
 
     fn run<H: Hardware>(self, device: H) -> Result<T::Output, Failed> {
         let model = UnloadedModel { loading: self.loading, traits: device.traits(), pages: self.pages };
-        self.task.run(device.open(self.cpu)?, &model)
+        self.task.run(self.loading.open(&device, self.cpu)?, &model)
     }
 }
 

@@ -38,6 +38,8 @@ pub struct HostWeight<'a> {
     /// The checkpoint tensor that it comes from. Devices do not read it; [`Observed`](crate::Observed) names the
     /// inputs of a layer by it.
     pub tensor: Option<&'a TensorId>,
+    /// True if the rows are all of that matrix, in order, as they are stored; not transposed, cut or quantized on their way.
+    pub as_stored: bool,
 }
 
 /// Callback with rows of a weight that will not be read again, so that their memory can be released.
@@ -46,7 +48,7 @@ pub type ReleaseRows<'a> = dyn Fn(Range<usize>) + Sync + 'a;
 impl<'a> HostWeight<'a> {
     /// A weight whose rows stay in memory, and that comes from no tensor in particular.
     pub fn new(format: Format, rows: usize, cols: usize, bytes: &'a [u8]) -> HostWeight<'a> {
-        HostWeight { format, rows, cols, bytes, release: &|_| {}, tensor: None }
+        HostWeight { format, rows, cols, bytes, release: &|_| {}, tensor: None, as_stored: false }
     }
 
     /// Bytes of a row, or `None` if `cols` is not a whole number of blocks. A Q8_0 row may end within a block, which is

@@ -6,6 +6,7 @@
 //! depend on the other requests (batch invariance).
 
 #![cfg_attr(fuzzing, allow(dead_code, reason = "kernels that fuzz targets lack: see `Kernels::of_vectors`"))]
+#![cfg_attr(test, allow(clippy::duplicate_mod, reason = "`pool_checked` is the pool in a model checker"))]
 
 #[cfg(all(test, target_arch = "aarch64"))]
 mod alike;
@@ -20,15 +21,22 @@ mod mat;
 mod memory;
 mod moe;
 mod pack;
+mod packed_file;
 mod pool;
+#[cfg(test)]
+mod pool_checked;
+#[cfg(test)]
+mod pool_tests;
 mod prefetch;
 mod quantize;
 mod recurrent;
 mod roofline;
 mod rowwise;
 mod simd;
+mod sync;
 #[cfg(test)]
 mod zero_points;
 
 pub use backend::{Cpu, ReadProbe};
 pub use isa::Isa;
+pub use packed_file::{MappedFile, PackedFile, PackedFileWriter};

@@ -5,6 +5,7 @@
 //! after another in large regions, so that huge pages cover all of them and none is partly filled.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,9 +41,25 @@ enum Home {
     Arena(Option<Region>, Weak<Arena>),
     /// A part of a region, which is freed with the last of its parts.
     Shelf { _whole: Rc<Region> },
+    /// A part of a mapped file, which stays mapped as long as this.
+    File { _map: Rc<dyn Any> },
 }
 
 impl Buf {
+    /// A part of a mapped file.
+    pub(crate) fn mapped(start: NonNull<u8>, len: usize, map: Rc<dyn Any>) -> Buf {
+        Buf(Rc::new(Allocation { start, len, home: Home::File { _map: map } }))
+    }
+
+    /// Has the system read it from the disk without waiting for that, if it is a part of a mapped file.
+    pub(crate) fn fetch(&self) {
+        #[cfg(unix)]
+        if let Home::File { .. } = self.0.home {
+            // SAFETY: the range is mapped, and begins with a page; the advice changes no contents.
+            unsafe { libc::madvise(self.start().cast(), self.len(), libc::MADV_WILLNEED) };
+        }
+    }
+
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.start.as_ptr()
     }
@@ -95,6 +112,14 @@ impl Arena {
         };
         let (start, home) = (region.start, Home::Arena(Some(region), Rc::downgrade(self)));
         Some(Buf(Rc::new(Allocation { start, len, home })))
+    }
+
+    /// Allocates zeroed memory.
+    pub(crate) fn alloc_zeroed(self: &Rc<Arena>, bytes: usize) -> Option<Buf> {
+        let buf = self.alloc(bytes)?;
+        // SAFETY: the buffer is fresh, and has that many bytes.
+        unsafe { buf.start().write_bytes(0, buf.len()) };
+        Some(buf)
     }
 
     /// Allocates zeroed memory for a weight: `bytes` rounded up to pages. `None` if the system is out of memory.

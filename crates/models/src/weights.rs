@@ -297,11 +297,21 @@ impl<'a, B: Backend> Weights<'a, B> {
         let (check, bytes) = (StreamCheck::new(stored, format, count * rows), stored.bytes());
         let (size, cols) = (bytes.len() / count.max(1), stored.len() / (count * rows).max(1));
         let id = self.id(name, (0, count), cols);
+        let id = |i: usize| TensorId { matrix: i, ..id.clone() };
+        let weight = |i: usize| HostWeight {
+            as_stored: true,
+            ..HostWeight::new(format, rows, cols, &bytes[i * size..(i + 1) * size])
+        };
+        if self.source.wanted(name, format, cols) == format {
+            let packed = |i: usize| self.b.find_packed(&HostWeight { tensor: Some(&id(i)), ..weight(i) });
+            if let Some(weights) = (0..count).map(packed).collect() {
+                self.loaded(name, stored)?;
+                return Ok(weights);
+            }
+        }
         let prepare = |i: usize| {
-            let id = TensorId { matrix: i, ..id.clone() };
             let release_rows = |of: Range<usize>| check.release_rows(i * rows + of.start..i * rows + of.end);
-            let weight = HostWeight::new(format, rows, cols, &bytes[i * size..(i + 1) * size]);
-            let weight = HostWeight { release: &release_rows, tensor: Some(&id), ..weight };
+            let weight = HostWeight { release: &release_rows, tensor: Some(&id(i)), ..weight(i) };
             self.give(name, weight, stack.as_deref_mut())
         };
         let weights: std::result::Result<Vec<_>, _> = (0..count).map(prepare).collect();

@@ -71,7 +71,7 @@ pub(super) static FOREIGN: &[Foreign] = &[
         "prompts that begin alike always share the KV cache",
     ),
     needless(
-        &["--mmap", "--mlock", "--no-mmap", "--no-warmup", "--warmup", "--no-repack"],
+        &["--mlock", "--no-mmap", "--no-warmup", "--warmup", "--no-repack"],
         Nothing,
         "files are mapped, and read once while the weights are packed",
     ),

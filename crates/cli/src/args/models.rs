@@ -64,6 +64,21 @@ pub(crate) struct Show {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Pack {
+    /// The model
+    pub model: String,
+    /// Remove the packed weights
+    #[arg(long)]
+    pub remove: bool,
+    /// CPU threads [default: the CPU's cores]
+    #[arg(short = 't', long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Use only models that are already downloaded
+    #[arg(long)]
+    pub offline: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Convert {
     /// The model: a Hugging Face folder or a GGUF file
     #[arg(value_name = "IN")]

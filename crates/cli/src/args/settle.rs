@@ -22,6 +22,7 @@ impl Command {
             Command::Rm(args) => &mut args.model,
             Command::Show(args) => &mut args.model,
             Command::Convert(args) => &mut args.model,
+            Command::Pack(args) => &mut args.model,
             Command::Embed(args) => &mut args.model,
             Command::Rerank(args) => &mut args.model,
             Command::Classify(args) => &mut args.model,

@@ -131,6 +131,9 @@ pub(crate) struct Bench {
     /// Weights that are quantized already are left alone.
     #[arg(long, value_name = "TYPE")]
     pub quant: Option<Recipe>,
+    /// On the CPU, map packed weights from disk; pack them first
+    #[arg(long)]
+    pub mmap: bool,
     /// Use only models that are already downloaded
     #[arg(long)]
     pub offline: bool,

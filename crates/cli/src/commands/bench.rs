@@ -65,6 +65,7 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
                 isa: args.isa.clone(),
                 arithmetic: args.arithmetic,
                 quant: args.quant,
+                mmap: args.mmap,
                 offline: args.offline,
             };
             let mut setup = Setup::new(sources, &device, kv, Arithmetic::Fast)?;

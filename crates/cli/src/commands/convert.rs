@@ -176,7 +176,7 @@ fn reserve(_: &File, _: u64) -> std::io::Result<()> {
 }
 
 /// Becomes true at a stop signal, so that no incomplete file is left.
-fn stopping() -> Arc<AtomicBool> {
+pub(crate) fn stopping() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let pressed = stop.clone();
     let wait = move || {

@@ -3,9 +3,11 @@
 use std::fmt;
 
 use tallow_core::{Arithmetic, Format};
-use tallow_cpu::{Cpu, ReadProbe};
+use tallow_cpu::{Cpu, PackedFile, ReadProbe};
+use tallow_models::Model;
 
 use super::memory::Memory;
+use super::packed::PackedWeights;
 use super::{DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits};
 use crate::Failed;
 
@@ -17,12 +19,14 @@ pub(crate) struct CpuOptions {
     pub isa: Isa,
     pub arithmetic: Arithmetic,
     pub threads: usize,
+    /// Maps weights that are packed on disk, and packs them there first (`--mmap`).
+    pub mmap: bool,
 }
 
 impl CpuOptions {
     /// The best instruction set on all cores.
     pub(crate) fn best(arithmetic: Arithmetic) -> CpuOptions {
-        CpuOptions { isa: Isa::best(), arithmetic, threads: cores() }
+        CpuOptions { isa: Isa::best(), arithmetic, threads: cores(), mmap: false }
     }
 }
 
@@ -59,6 +63,16 @@ impl Hardware for CpuDevice {
 
     fn open(&self, cpu: CpuOptions) -> Result<Cpu, Failed> {
         Ok(Cpu::new(cpu.isa, cpu.threads)?.with(cpu.arithmetic))
+    }
+
+    fn open_for(&self, models: &[&Model], cpu: CpuOptions) -> Result<Cpu, Failed> {
+        let mut packed = Vec::new();
+        for model in models {
+            packed.extend(PackedWeights::for_use(model, cpu.mmap, cpu.threads)?);
+        }
+        let bytes: usize = packed.iter().map(PackedFile::bytes).sum();
+        let beyond_memory = Memory::now().is_some_and(|memory| bytes as u64 > memory.free);
+        Ok(self.open(cpu)?.with_packed(packed, beyond_memory))
     }
 }
 

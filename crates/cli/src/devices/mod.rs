@@ -2,6 +2,7 @@
 
 mod cpu;
 mod memory;
+mod packed;
 mod select;
 #[cfg(feature = "wgpu")]
 mod wgpu;
@@ -9,11 +10,13 @@ mod wgpu;
 use std::fmt;
 
 use tallow_core::{Backend, Format};
+use tallow_models::Model;
 
 use crate::Failed;
 
 pub(crate) use cpu::{CpuOptions, CpuSpeeds, Isa, cores, cpu_name};
 pub(crate) use memory::Memory;
+pub(crate) use packed::{PackedWeights, WeightsIn};
 pub(crate) use select::{DeviceChoice, candidates};
 pub(crate) use tallow_core::Arithmetic;
 
@@ -95,6 +98,16 @@ impl Device {
         Device(Kind::Cpu(cpu::CpuDevice))
     }
 
+    /// Where the device would keep a model's weights.
+    pub(crate) fn weights_in(&self, model: &Model, cpu: CpuOptions) -> WeightsIn {
+        match PackedWeights::of(model) {
+            Ok(_) if !self.is_cpu() => WeightsIn::Memory,
+            Ok(weights) if cpu.mmap && cfg!(unix) || weights.open().is_some() => WeightsIn::Disk,
+            Ok(_) if cfg!(unix) => WeightsIn::MemoryOrDisk,
+            _ => WeightsIn::Memory,
+        }
+    }
+
     pub(crate) fn is_cpu(&self) -> bool {
         matches!(self.0, Kind::Cpu(_))
     }
@@ -151,6 +164,11 @@ pub(crate) trait Hardware: DeviceInfo + Clone + Send + 'static {
 
     /// Opens the device. A backend belongs to one thread: it is opened where it is used.
     fn open(&self, cpu: CpuOptions) -> Result<Self::Backend, Failed>;
+
+    /// Opens the device for some models: a CPU maps those of their weights that are packed on disk.
+    fn open_for(&self, _models: &[&Model], cpu: CpuOptions) -> Result<Self::Backend, Failed> {
+        self.open(cpu)
+    }
 }
 
 /// Work to do on a device of any kind: see [`Device::run`].

@@ -79,6 +79,12 @@ pub(crate) struct EngineArgs {
     /// Weights that are quantized already are left alone.
     #[arg(long, value_name = "TYPE")]
     pub quant: Option<Recipe>,
+    /// On the CPU, map packed weights from disk; pack them first
+    ///
+    /// They are written beside the cache of models when they are missing (see `tallow pack`), and take as much of the disk
+    /// as the model. Loading is instant then, and a model that is larger than the memory runs, too: mixtures of experts best.
+    #[arg(long)]
+    pub mmap: bool,
     /// Use only models that are already downloaded
     #[arg(long)]
     pub offline: bool,
@@ -182,6 +188,12 @@ pub(crate) struct DeviceArgs {
     /// Weights that are quantized already are left alone.
     #[arg(long, value_name = "TYPE")]
     pub quant: Option<Recipe>,
+    /// On the CPU, map packed weights from disk; pack them first
+    ///
+    /// They are written beside the cache of models when they are missing (see `tallow pack`), and take as much of the disk
+    /// as the model. Loading is instant then, and a model that is larger than the memory runs, too: mixtures of experts best.
+    #[arg(long)]
+    pub mmap: bool,
     /// Use only models that are already downloaded
     #[arg(long)]
     pub offline: bool,

@@ -3,7 +3,7 @@
 use crate::common::{Did, Home, did};
 use tallow_support::root;
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "run",
     "serve",
     "pull",
@@ -19,6 +19,7 @@ const COMMANDS: [&str; 19] = [
     "classify",
     "transcribe",
     "tokenize",
+    "pack",
     "perplexity",
     "imatrix",
     "dump",

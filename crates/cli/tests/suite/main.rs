@@ -12,6 +12,7 @@ mod imatrix;
 mod loading;
 mod logs;
 mod memory;
+mod packing;
 mod parity;
 mod run;
 mod serving;

@@ -95,6 +95,12 @@ pub trait Backend: Memory {
 
     // ---- fused ops: defaults composed of the above, to be overridden for speed --------------------------------
 
+    /// A weight that an earlier load has packed for the device, and that need not be read from its checkpoint, so that `bytes`
+    /// are hardly touched. By default there is none.
+    fn find_packed(&self, _weight: &HostWeight<'_>) -> Option<Weight<Self>> {
+        None
+    }
+
     /// Uploads a checkpoint's weight, packed as the device's kernels read it, or returns an error that says why not.
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Self>> {
         compose::prepare(self, weight)

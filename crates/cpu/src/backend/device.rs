@@ -5,13 +5,17 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Instant;
 
-use tallow_core::{Arithmetic, Backend, DType, Error, Memory, Norm, Reading, Result, Tensor, Trace};
+use tallow_core::{
+    Arithmetic, Backend, DType, Error, HostWeight, Memory, Norm, Reading, Result, Tensor, Trace, Weight,
+};
 
 use crate::isa::Isa;
 use crate::kernels::Kernels;
 use crate::linear::LinearScratch;
 use crate::mat::{Mat, MatMut};
 use crate::memory::{Arena, Buf};
+use crate::pack::{PAIR, layout, packed_bytes};
+use crate::packed_file::{PackedFile, PackedFileWriter};
 use crate::pool::Pool;
 use crate::rowwise::NormTask;
 
@@ -33,6 +37,12 @@ pub struct Cpu {
     pub(super) pool: Pool<Scratch>,
     scratch: RefCell<Scratch>,
     pub(super) arena: Rc<Arena>,
+    /// Weights that need not be packed.
+    packed: Vec<PackedFile>,
+    /// True if the memory does not hold them all.
+    pub(super) beyond_memory: bool,
+    /// The file that weights are packed into, if not into memory.
+    writer: Option<PackedFileWriter>,
     pub(super) trace: Trace,
 }
 
@@ -49,13 +59,62 @@ impl Cpu {
         let failed = |why: String| Error::Device { device: "cpu".into(), why };
         let kernels = Kernels::new(isa).ok_or_else(|| failed(format!("it does not have {isa}")))?;
         let pool = Pool::new(threads).map_err(|e| failed(format!("no more threads: {e}")))?;
-        let (arithmetic, scratch, arena) = (Arithmetic::Fast, RefCell::default(), Rc::default());
-        Ok(Cpu { kernels, arithmetic, pool, scratch, arena, trace: Trace::default() })
+        Ok(Cpu {
+            kernels,
+            arithmetic: Arithmetic::Fast,
+            pool,
+            scratch: RefCell::default(),
+            arena: Rc::default(),
+            packed: Vec::new(),
+            beyond_memory: false,
+            writer: None,
+            trace: Trace::default(),
+        })
     }
 
     /// The same device with linear layers computed in `arithmetic`.
     pub fn with(self, arithmetic: Arithmetic) -> Cpu {
         Cpu { arithmetic, ..self }
+    }
+
+    /// The same device with weights that were packed by earlier loads: those that are found there are used where they lie,
+    /// and neither read from their checkpoint nor packed again. `beyond_memory`: they are larger than the memory, so that those
+    /// of a mixture's experts had better be asked for before they are needed.
+    pub fn with_packed(self, packed: Vec<PackedFile>, beyond_memory: bool) -> Cpu {
+        Cpu { packed, beyond_memory, ..self }
+    }
+
+    /// The same device, which packs the weights of checkpoint tensors into a file: to be loaded with one model, and
+    /// [finished](Cpu::finish_packing).
+    pub fn packing_into(self, writer: PackedFileWriter) -> Cpu {
+        Cpu { writer: Some(writer), ..self }
+    }
+
+    /// Completes the file that weights were packed into. Returns its size; or, also if loading failed, why it could not be
+    /// written.
+    pub fn finish_packing(&self) -> std::io::Result<u64> {
+        self.writer.as_ref().map_or(Ok(0), PackedFileWriter::finish)
+    }
+
+    /// A weight in one of the files of packed weights.
+    pub(super) fn packed(&self, weight: &HostWeight<'_>) -> Option<Weight<Cpu>> {
+        let HostWeight { format, rows, cols, .. } = *weight;
+        let total = packed_bytes(format, rows, cols)?;
+        let bytes = total.checked_add(layout(format).shape.tail_inputs(cols))?;
+        let data = self.packed.iter().find_map(|file| file.find(weight, bytes))?;
+        let pairs = rows.div_ceil(PAIR);
+        Some(Weight::Blocks {
+            data: Tensor::whole(data, DType::U8, pairs, total / pairs.max(1)),
+            format,
+            rows,
+            cols,
+        })
+    }
+
+    /// The file that a weight is packed into, if not into memory.
+    pub(super) fn writer_of(&self, weight: &HostWeight<'_>) -> Option<&PackedFileWriter> {
+        // What comes from no tensor would not be found.
+        self.writer.as_ref().filter(|_| weight.tensor.is_some())
     }
 
     /// The instruction set in use.
@@ -139,6 +198,9 @@ impl Memory for Cpu {
     }
 
     fn fetch(&self, from: &[&Tensor<Cpu>]) -> Result<Vec<Tensor<Cpu>>> {
+        for file in &self.packed {
+            file.intact().map_err(|why| Error::Device { device: "cpu".into(), why })?;
+        }
         Ok(from.iter().copied().cloned().collect())
     }
 

@@ -33,6 +33,7 @@ use linear::{OutputColumns, dense, source};
 pub use roofline::ReadProbe;
 
 use crate::mat::{Mat, MatMut};
+use crate::memory::Buf;
 use crate::pack::{PAIR, layout, pack_pair, packed_bytes};
 use crate::rowwise::TailTask;
 
@@ -244,16 +245,26 @@ impl Backend for Cpu {
         Ok(out)
     }
 
+    fn find_packed(&self, weight: &HostWeight<'_>) -> Option<Weight<Cpu>> {
+        self.packed(weight)
+    }
+
     fn prepare(&self, weight: HostWeight<'_>) -> Result<Weight<Cpu>> {
         compose::check_weight(&weight)?;
+        if let Some(found) = self.find_packed(&weight) {
+            return Ok(found);
+        }
         let HostWeight { format, rows, cols, bytes, release, .. } = weight;
         let pairs = rows.div_ceil(PAIR);
         let out_of_reach = || Error::OutOfMemory { device: "cpu".into(), asked: usize::MAX };
         let total = packed_bytes(format, rows, cols).ok_or_else(out_of_reach)?;
         let out_of_memory = || Error::OutOfMemory { device: "cpu".into(), asked: total };
         let past = layout(format).shape.tail_inputs(cols);
-        let data = self.arena.alloc_weights(total.saturating_add(past)).ok_or_else(out_of_memory)?;
-        let data = Tensor::whole(data, DType::U8, pairs, total / pairs.max(1));
+        let (writer, all) = (self.writer_of(&weight), total.saturating_add(past));
+        let memory =
+            if writer.is_some() { self.arena.alloc_zeroed(all) } else { self.arena.alloc_weights(all) };
+        let tensor = |memory: Buf| Tensor::whole(memory, DType::U8, pairs, total / pairs.max(1));
+        let data: Tensor<Cpu> = tensor(memory.ok_or_else(out_of_memory)?);
         let (out, width) = (MatMut::<u8>::new(&data), bytes.len() / rows.max(1));
         let piece = (pairs / (2 * self.threads())).clamp(1, (HELD / (PAIR * width).max(1)).max(1));
         self.share(pairs.div_ceil(piece), bytes.len(), |_, i| {
@@ -265,6 +276,14 @@ impl Backend for Cpu {
             }
             release(i * piece * PAIR..rows.min(last * PAIR));
         });
+        let data = match writer {
+            Some(writer) => {
+                // SAFETY: the buffer has that many bytes, and nobody writes them any more.
+                let packed = unsafe { std::slice::from_raw_parts(data.buf().start(), all) };
+                tensor(writer.add(&weight, packed)?)
+            }
+            None => data,
+        };
         Ok(Weight::Blocks { data, format, rows, cols })
     }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, Moe, Route};
-use tallow_core::{DType, Expert, LinearWeights, Memory, Result, Routing, RoutingWeightOn, Tensor};
+use tallow_core::{DType, Expert, LinearWeights, Memory, Result, Routing, RoutingWeightOn, Tensor, Weight};
 
 use super::device::Cpu;
 use super::ffn::activation_inputs;
@@ -39,6 +39,17 @@ fn groups<'a>(
     groups
 }
 
+/// Has the system read the weights of all experts that have rows from the disk at once: page faults would ask for one piece
+/// after the other.
+fn fetch_experts(op: &Moe<'_, Cpu>, sorted: &ExpertRows) {
+    let used = op.experts.iter().zip(&sorted.places).filter(|(_, rows)| !rows.is_empty());
+    for layer in used.flat_map(|(expert, _)| expert.up.iter().chain([&expert.down])) {
+        if let Some(Weight::Blocks { data, .. }) = layer.weight.in_order() {
+            data.buf().fetch();
+        }
+    }
+}
+
 /// Approximate number of multiplications.
 fn cost_of(groups: &[Group<'_>]) -> usize {
     let of = |g: &Group<'_>| g.layers.iter().map(|l| g.rows.len() * l.outputs * l.w.cols()).sum::<usize>();
@@ -61,6 +72,9 @@ impl Cpu {
     pub(crate) fn moe_phases(&self, op: &Moe<'_, Cpu>) -> Result<Tensor<Cpu>> {
         let (dim, width) = (op.x.cols(), op.experts.first().map_or(0, |e| e.down.weight.cols()));
         let sorted = ExpertRows::new(&Mat::new(op.routing_weights));
+        if self.beyond_memory {
+            fetch_experts(op, &sorted);
+        }
         let up = groups(op, &sorted, |e| &e.up, width);
         let activated = self.activate_groups(op, &sorted, &up, width)?; // [places, width]
         let down = groups(op, &sorted, |e| std::slice::from_ref(&e.down), dim);

@@ -1,8 +1,6 @@
 //! [`First`]: pieces of a job that others of the same job need.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-
-use super::gate::SPINS;
+use super::super::sync::{AtomicBool, AtomicUsize, Ordering, SPINS, spin_loop, yield_now};
 
 /// Pieces that must be done before others of the same job can be finished. Each thread helps with these before a
 /// piece of the job, so whatever it waits for is already under way.
@@ -41,7 +39,7 @@ impl First {
         let mut turns = 0;
         while !self.done.load(Ordering::Acquire) {
             turns += 1;
-            if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if turns < SPINS { spin_loop() } else { yield_now() }
         }
     }
 }

@@ -1,10 +1,8 @@
 //! [`Gate`]: lets workers into a job, and waits for those that are in it.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Spins of who waits before it yields. About ten microseconds.
-pub(super) const SPINS: u32 = 2_000;
+use super::super::sync::{AtomicUsize, Ordering, SPINS, spin_loop, yield_now};
 
 /// Pads what one thread writes to cache lines of its own, against false sharing.
 #[repr(align(128))]
@@ -15,7 +13,7 @@ pub(super) struct CachePadded<T>(pub T);
 ///
 /// Each word is written by one thread alone: with many threads, a word that all write to would go from core to core and take
 /// longer than a short op. The job is in the cache line of its word, which workers read anyway.
-pub(super) struct Gate<J> {
+pub(crate) struct Gate<J> {
     current: CachePadded<Current<J>>,
     inside: Vec<CachePadded<AtomicUsize>>,
 }
@@ -30,26 +28,26 @@ unsafe impl<J: Copy + Send> Sync for Gate<J> {}
 
 /// A job's number, and whether it may still be joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct JobWord(usize);
+pub(crate) struct JobWord(usize);
 
 impl JobWord {
     const OPEN: usize = 1;
 
     /// The job's number.
-    pub(super) fn number(self) -> usize {
+    pub(crate) fn number(self) -> usize {
         self.0 / 2
     }
 }
 
 impl<J: Copy + Send> Gate<J> {
-    pub(super) fn new(workers: usize) -> Gate<J> {
+    pub(crate) fn new(workers: usize) -> Gate<J> {
         let inside = (0..workers).map(|_| CachePadded(AtomicUsize::new(0))).collect();
         let current = Current { word: AtomicUsize::new(0), job: UnsafeCell::new(None) };
         Gate { current: CachePadded(current), inside }
     }
 
     /// The current job's word.
-    pub(super) fn word(&self) -> JobWord {
+    pub(crate) fn word(&self) -> JobWord {
         JobWord(self.current.0.word.load(Ordering::SeqCst))
     }
 
@@ -58,7 +56,7 @@ impl<J: Copy + Send> Gate<J> {
     /// # Safety
     ///
     /// One thread alone opens and closes jobs, each after the last one.
-    pub(super) unsafe fn open(&self, job: J) -> JobWord {
+    pub(crate) unsafe fn open(&self, job: J) -> JobWord {
         let word = JobWord((self.word().number().wrapping_add(1)).wrapping_mul(2) | JobWord::OPEN);
         // SAFETY: the last job is closed, so no worker is inside.
         unsafe { *self.current.0.job.get() = Some(job) };
@@ -67,7 +65,7 @@ impl<J: Copy + Send> Gate<J> {
     }
 
     /// Joins a job if it may still be joined.
-    pub(super) fn enter(&self, worker: usize, word: JobWord) -> Option<J> {
+    pub(crate) fn enter(&self, worker: usize, word: JobWord) -> Option<J> {
         if word.0 & JobWord::OPEN == 0 {
             return None;
         }
@@ -83,61 +81,20 @@ impl<J: Copy + Send> Gate<J> {
     }
 
     /// Leaves the job that the worker is in. Who closes it sees what the worker has written.
-    pub(super) fn leave(&self, worker: usize) {
+    pub(crate) fn leave(&self, worker: usize) {
         self.inside[worker].0.store(0, Ordering::Release);
     }
 
     /// Stops workers from joining, and waits until all have left.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let word = self.word().0;
         self.current.0.word.store(word & !JobWord::OPEN, Ordering::SeqCst);
         for inside in &self.inside {
             let mut turns = 0;
             while inside.0.load(Ordering::SeqCst) == word {
                 turns += 1;
-                if turns < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+                if turns < SPINS { spin_loop() } else { yield_now() }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicBool;
-
-    use super::*;
-
-    /// Workers come at any time, and what a job borrows must be there while they are in it.
-    #[test]
-    fn workers_are_in_no_job_but_the_current_one() {
-        const WORKERS: usize = 5;
-        let (gate, current, over) = (Gate::new(WORKERS), AtomicUsize::new(0), AtomicBool::new(false));
-        let joined = AtomicUsize::new(0);
-        let work = &|worker: usize| {
-            while !over.load(Ordering::Relaxed) {
-                let word = gate.word();
-                let Some(job) = gate.enter(worker, word) else { continue };
-                for _ in 0..3 {
-                    assert_eq!((job, current.load(Ordering::Relaxed)), (word.number(), word.number()));
-                }
-                joined.fetch_add(1, Ordering::Relaxed);
-                gate.leave(worker);
-            }
-        };
-        std::thread::scope(|scope| {
-            for worker in 0..WORKERS {
-                scope.spawn(move || work(worker));
-            }
-            for job in 1..=50_000 {
-                current.store(job, Ordering::Relaxed);
-                // SAFETY: this thread alone opens and closes jobs.
-                assert_eq!(unsafe { gate.open(job) }.number(), job);
-                (0..50).for_each(|_| std::hint::spin_loop());
-                gate.close();
-                current.store(0, Ordering::Relaxed);
-            }
-            over.store(true, Ordering::Relaxed);
-        });
-        assert!(joined.into_inner() > 0);
     }
 }

@@ -1,15 +1,15 @@
 //! [`Pieces`]: the pieces of a job, shared out among the threads.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::sync::{AtomicU64, Ordering};
 use super::gate::{CachePadded, JobWord};
 
 /// Bits of a piece's index; the rest of the word has the last 40 bits of the job's number. The next job with the same is some
 /// twelve days of ops of a microsecond away.
 const BITS: u32 = 24;
 /// Most pieces of a job.
-pub(super) const MOST: usize = (1 << BITS) - 1;
+pub(crate) const MOST: usize = (1 << BITS) - 1;
 
 /// For each thread the next of its own pieces, with the number of the job. A thread's pieces are contiguous, as is the memory they read,
 /// which is fastest if each thread reads front to back. A thread that is done with its own takes others' (work stealing).

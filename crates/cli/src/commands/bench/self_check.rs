@@ -43,6 +43,7 @@ pub(super) fn self_check(args: &Bench, sources: &Sources) -> Result<(), Failed> 
         isa: args.isa.clone(),
         arithmetic: args.arithmetic,
         quant: None,
+        mmap: false,
         offline: true,
     };
     let setup = Setup::new(sources, &of_device, None, Arithmetic::Fast)?;

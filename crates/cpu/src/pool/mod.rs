@@ -12,18 +12,21 @@ use std::any::Any;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 pub(crate) use first::First;
+pub(crate) use gate::Gate;
+pub(crate) use pieces::MOST;
 
-use gate::{CachePadded, Gate, JobWord, SPINS};
-use pieces::{MOST, Pieces};
+use gate::{CachePadded, JobWord};
+use pieces::Pieces;
 
-/// Yields of a waiting worker before it sleeps: well past the gap between two steps.
-const YIELDS: u32 = 2_000;
+// All that threads share comes from there: a test has a model checker's in its place.
+use super::sync::{
+    Arc, AtomicBool, AtomicU64, Builder, JoinHandle, Mutex, Ordering, SPINS, YIELDS, park, spin_loop,
+    yield_now,
+};
 
 /// Threads for the ops of one device. The thread that calls [`run`](Pool::run) is one of them. Each has scratch memory,
 /// an `S`, that it keeps from piece to piece.
@@ -115,7 +118,7 @@ impl<S: Default + 'static> Shared<S> {
             if let Some(job) = news() {
                 return job;
             }
-            if i < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if i < SPINS { spin_loop() } else { yield_now() }
         }
         // No lost wake-up: `run` opens the job before it reads `asleep`, and this thread sets `asleep` before it
         // checks for a job. All are `SeqCst`, so at least one side sees the other.
@@ -124,7 +127,7 @@ impl<S: Default + 'static> Shared<S> {
         let job = loop {
             match news() {
                 Some(job) => break job,
-                None => std::thread::park(),
+                None => park(),
             }
         };
         asleep.store(false, Ordering::SeqCst);
@@ -148,7 +151,7 @@ impl<S: Default + 'static> Pool<S> {
         for index in 0..extra {
             let shared = pool.shared.clone();
             let name = format!("tallow-cpu-{}", index + 1);
-            pool.workers.push(std::thread::Builder::new().name(name).spawn(move || shared.worker(index))?);
+            pool.workers.push(Builder::new().name(name).spawn(move || shared.worker(index))?);
         }
         Ok(pool)
     }
@@ -219,139 +222,6 @@ impl<S> Drop for Pool<S> {
             worker.thread().unpark();
             // Workers catch panics of their pieces, so the result of `join` tells nothing.
             let _ = worker.join();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::AtomicUsize;
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn every_piece_is_done_once() {
-        for threads in [1, 2, 5] {
-            let pool = Pool::new(threads).unwrap();
-            for pieces in [0, 1, 2, 3, 100, 1000] {
-                let done: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
-                for turn in 1..=20 {
-                    pool.run(&mut (), pieces, |_, i| {
-                        done[i].fetch_add(1, Ordering::Relaxed);
-                    });
-                    assert!(
-                        done.iter().all(|n| n.load(Ordering::Relaxed) == turn),
-                        "{threads} threads, {pieces} pieces"
-                    );
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn more_pieces_than_a_job_may_have_are_several_jobs() {
-        let (pool, sum) = (Pool::new(2).unwrap(), AtomicU64::new(0));
-        let pieces = MOST + 5;
-        pool.run(&mut 0u64, pieces, |own: &mut u64, i| {
-            *own = own.wrapping_add(i as u64);
-            if i % (1 << 20) == 0 || i >= MOST {
-                sum.fetch_add(i as u64, Ordering::Relaxed);
-            }
-        });
-        let want = (0..pieces).filter(|i| i % (1 << 20) == 0 || *i >= MOST).sum::<usize>();
-        assert_eq!(sum.into_inner(), want as u64);
-    }
-
-    /// Many more threads than cores: each loses its core now and then, at any place.
-    #[test]
-    fn more_threads_than_cores_do_every_piece_once() {
-        for threads in [16, 64] {
-            let pool = Pool::new(threads).unwrap();
-            for pieces in [2, 63, 64, 500] {
-                let done: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
-                for turn in 1..=50 {
-                    pool.run(&mut (), pieces, |_, i| {
-                        done[i].fetch_add(1, Ordering::Relaxed);
-                    });
-                    assert!(done.iter().all(|n| n.load(Ordering::Relaxed) == turn), "{threads} threads");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn work_is_timed_on_all_threads() {
-        let each = Duration::from_millis(5);
-        for threads in [1, 2, 5] {
-            let pool = Pool::new(threads).unwrap();
-            for pieces in [1, 10] {
-                // Another job must not count.
-                pool.run_timed(&mut (), 2, &|(), _| std::thread::sleep(each));
-                let began = Instant::now();
-                let worked = pool.run_timed(&mut (), pieces, &|(), _| std::thread::sleep(each));
-                let (least, most) = (each * pieces as u32 / threads as u32, began.elapsed());
-                assert!((least..=most).contains(&worked), "{threads} threads, {pieces} pieces: {worked:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_comes_first_is_done_before_it_is_needed() {
-        for threads in [1, 2, 5] {
-            let pool = Pool::new(threads).unwrap();
-            for pieces in [1, 3, 50] {
-                for _ in 0..20 {
-                    let (first, sum) = (First::new(pieces), AtomicUsize::new(0));
-                    pool.run(&mut (), 40, |_, _| {
-                        first.help(|i| _ = sum.fetch_add(i + 1, Ordering::Relaxed));
-                        first.wait();
-                        assert_eq!(sum.load(Ordering::Relaxed), pieces * (pieces + 1) / 2);
-                    });
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn nobody_waits_for_what_panicked() {
-        let pool = Pool::new(3).unwrap();
-        for bad in 0..4 {
-            let first = First::new(4);
-            let run = || {
-                pool.run(&mut (), 8, |_, _| {
-                    first.help(|i| assert_ne!(i, bad, "piece"));
-                    first.wait();
-                });
-            };
-            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
-        }
-    }
-
-    #[test]
-    fn workers_that_sleep_wake_up() {
-        let pool = Pool::new(3).unwrap();
-        for _ in 0..5 {
-            std::thread::sleep(Duration::from_millis(30));
-            let count = AtomicUsize::new(0);
-            pool.run(&mut (), 7, |_, _| {
-                count.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(count.into_inner(), 7);
-        }
-    }
-
-    #[test]
-    fn a_panic_in_a_piece_is_a_panic_of_the_caller_and_the_pool_goes_on() {
-        let pool = Pool::new(3).unwrap();
-        for bad in 0..8 {
-            let run = || pool.run(&mut (), 8, |_, i| assert_ne!(i, bad, "piece"));
-            assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
-            let count = AtomicUsize::new(0);
-            pool.run(&mut (), 50, |_, _| {
-                count.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(count.into_inner(), 50);
         }
     }
 }

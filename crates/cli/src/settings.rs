@@ -14,7 +14,7 @@ use tallow_engine::sampler::Sampling;
 use tallow_text::generation::Generation;
 
 use crate::Failed;
-use crate::devices::{Arithmetic, CpuOptions, DeviceChoice, Isa, cores};
+use crate::devices::{Arithmetic, CpuOptions, DeviceChoice, Isa, Numa, cores};
 
 pub(crate) use flags::{DeviceArgs, EngineArgs, Flags, KV, SampleArgs};
 pub(crate) use sources::{Seed, Sources, Switch, reason, unreadable};
@@ -141,6 +141,7 @@ pub(crate) static KNOWN: &[Known] = &[
         "4096, or as many as there are descriptors for",
     ),
     known("max-per-address", "connections of one address at one time", "half of max-connections"),
+    known("numa", "auto: CPU threads stay on the memory nodes whose weights they read; or off", "auto"),
     known("mmap", "true: the CPU maps packed weights from disk, and packs them there first", "false"),
     known("offline", "true: use only models that are already downloaded", "false"),
 ];
@@ -237,6 +238,7 @@ pub(crate) struct EngineConfig {
     pub device: Setting<DeviceChoice>,
     pub threads: Setting<usize>,
     pub isa: Setting<Isa>,
+    pub numa: Setting<Numa>,
     /// Weights are mapped from disk.
     pub mmap: Setting<Switch>,
     pub arithmetic: Setting<Arithmetic>,
@@ -316,6 +318,7 @@ pub(crate) fn resolve(
         device,
         threads: sources.get("threads", e.threads, cores())?,
         isa,
+        numa: sources.get("numa", e.numa, Numa::Auto)?,
         mmap: sources.get("mmap", e.mmap.then_some(Switch(true)), Switch(false))?,
         arithmetic: sources.get("arithmetic", e.arithmetic, Arithmetic::Fast)?,
         batch: sources.get("batch", e.batch, 256)?,
@@ -413,7 +416,7 @@ impl EngineConfig {
     /// Settings of the CPU.
     pub(crate) fn cpu(&self) -> CpuOptions {
         let (isa, arithmetic, threads) = (self.isa.value, self.arithmetic.value, self.threads.value);
-        CpuOptions { isa, arithmetic, threads, mmap: self.mmap.value.0 }
+        CpuOptions { isa, arithmetic, threads, numa: self.numa.value, mmap: self.mmap.value.0 }
     }
 
     /// Sampling parameters.

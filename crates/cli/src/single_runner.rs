@@ -13,7 +13,7 @@ use tallow_models::decoder::Decoder;
 use crate::Failed;
 use crate::decoder::Loading;
 use crate::devices::{
-    Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Isa, MeasuredBackend, Task, Traits, cores,
+    Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Isa, MeasuredBackend, Numa, Task, Traits, cores,
 };
 use crate::fit::on_some_device;
 use crate::memory::{PAGE, Plan, Step};
@@ -57,7 +57,8 @@ impl Setup {
         let chosen = sources.get("device", device.device, DeviceChoice::Auto)?.value;
         let kv = kv.map_or(Ok(KvType::best(chosen, isa)), |kv| kv.parse().map_err(Failed::new))?;
         let mmap = sources.get("mmap", device.mmap.then_some(Switch(true)), Switch(false))?.value.0;
-        let cpu = CpuOptions { isa, arithmetic, threads, mmap };
+        let numa = sources.get("numa", device.numa, Numa::Auto)?.value;
+        let cpu = CpuOptions { isa, arithmetic, threads, numa, mmap };
         Ok(Setup { device: chosen, cpu, kv, context: 0, sequences: 1, batch: 256, logits: 1 })
     }
 }

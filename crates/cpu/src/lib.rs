@@ -22,6 +22,9 @@ mod memory;
 mod moe;
 mod pack;
 mod packed_file;
+#[cfg(test)]
+#[cfg(unix)]
+mod packed_file_tests;
 mod pool;
 #[cfg(test)]
 mod pool_checked;
@@ -34,9 +37,11 @@ mod roofline;
 mod rowwise;
 mod simd;
 mod sync;
+mod topology;
 #[cfg(test)]
 mod zero_points;
 
 pub use backend::{Cpu, ReadProbe};
 pub use isa::Isa;
 pub use packed_file::{MappedFile, PackedFile, PackedFileWriter};
+pub use topology::{Placement, cores};

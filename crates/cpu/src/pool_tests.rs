@@ -9,7 +9,7 @@ use crate::pool::{First, Gate, MOST, Pool};
 #[test]
 fn every_piece_is_done_once() {
     for threads in [1, 2, 5] {
-        let pool = Pool::new(threads).unwrap();
+        let pool = Pool::new(threads, |_| ()).unwrap();
         for pieces in [0, 1, 2, 3, 100, 1000] {
             let done: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
             for turn in 1..=20 {
@@ -27,7 +27,7 @@ fn every_piece_is_done_once() {
 
 #[test]
 fn more_pieces_than_a_job_may_have_are_several_jobs() {
-    let (pool, sum) = (Pool::new(2).unwrap(), AtomicU64::new(0));
+    let (pool, sum) = (Pool::new(2, |_| ()).unwrap(), AtomicU64::new(0));
     let pieces = MOST + 5;
     pool.run(&mut 0u64, pieces, |own: &mut u64, i| {
         *own = own.wrapping_add(i as u64);
@@ -43,7 +43,7 @@ fn more_pieces_than_a_job_may_have_are_several_jobs() {
 #[test]
 fn more_threads_than_cores_do_every_piece_once() {
     for threads in [16, 64] {
-        let pool = Pool::new(threads).unwrap();
+        let pool = Pool::new(threads, |_| ()).unwrap();
         for pieces in [2, 63, 64, 500] {
             let done: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
             for turn in 1..=50 {
@@ -60,7 +60,7 @@ fn more_threads_than_cores_do_every_piece_once() {
 fn work_is_timed_on_all_threads() {
     let each = Duration::from_millis(5);
     for threads in [1, 2, 5] {
-        let pool = Pool::new(threads).unwrap();
+        let pool = Pool::new(threads, |_| ()).unwrap();
         for pieces in [1, 10] {
             // Another job must not count.
             pool.run_timed(&mut (), 2, &|(), _| std::thread::sleep(each));
@@ -75,7 +75,7 @@ fn work_is_timed_on_all_threads() {
 #[test]
 fn what_comes_first_is_done_before_it_is_needed() {
     for threads in [1, 2, 5] {
-        let pool = Pool::new(threads).unwrap();
+        let pool = Pool::new(threads, |_| ()).unwrap();
         for pieces in [1, 3, 50] {
             for _ in 0..20 {
                 let (first, sum) = (First::new(pieces), AtomicUsize::new(0));
@@ -91,7 +91,7 @@ fn what_comes_first_is_done_before_it_is_needed() {
 
 #[test]
 fn nobody_waits_for_what_panicked() {
-    let pool = Pool::new(3).unwrap();
+    let pool = Pool::new(3, |_| ()).unwrap();
     for bad in 0..4 {
         let first = First::new(4);
         let run = || {
@@ -106,7 +106,7 @@ fn nobody_waits_for_what_panicked() {
 
 #[test]
 fn workers_that_sleep_wake_up() {
-    let pool = Pool::new(3).unwrap();
+    let pool = Pool::new(3, |_| ()).unwrap();
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(30));
         let count = AtomicUsize::new(0);
@@ -119,7 +119,7 @@ fn workers_that_sleep_wake_up() {
 
 #[test]
 fn a_panic_in_a_piece_is_a_panic_of_the_caller_and_the_pool_goes_on() {
-    let pool = Pool::new(3).unwrap();
+    let pool = Pool::new(3, |_| ()).unwrap();
     for bad in 0..8 {
         let run = || pool.run(&mut (), 8, |_, i| assert_ne!(i, bad, "piece"));
         assert!(catch_unwind(AssertUnwindSafe(run)).is_err());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tallow_models::recipe::Recipe;
 
-use crate::devices::{Arithmetic, DeviceChoice};
+use crate::devices::{Arithmetic, DeviceChoice, Numa};
 use crate::lora::Lora;
 use crate::settings::{DeviceArgs, EngineArgs, KV, SampleArgs};
 
@@ -89,6 +89,11 @@ pub(crate) struct Bench {
     /// The default is bf16 where --isa is amx or avx512bf16.
     #[arg(long, value_name = "TYPE", value_delimiter = ',', aliases = KV)]
     pub kv: Vec<String>,
+    /// Memory nodes: auto or off [default: auto]
+    ///
+    /// With auto, on machines with several memory nodes (NUMA) each CPU thread stays on one, and reads weights that lie there.
+    #[arg(long, value_name = "HOW")]
+    pub numa: Option<Numa>,
     /// CPU instruction set [default: the best there is]
     ///
     /// scalar, neon, avx2, avxvnni, avx512, avx512bf16 or amx.

@@ -62,6 +62,7 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
             let device = DeviceArgs {
                 device,
                 threads,
+                numa: args.numa,
                 isa: args.isa.clone(),
                 arithmetic: args.arithmetic,
                 quant: args.quant,

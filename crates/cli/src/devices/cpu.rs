@@ -1,9 +1,10 @@
 //! The CPU, which is always there.
 
 use std::fmt;
+use std::str::FromStr;
 
 use tallow_core::{Arithmetic, Format};
-use tallow_cpu::{Cpu, PackedFile, ReadProbe};
+use tallow_cpu::{Cpu, PackedFile, Placement, ReadProbe};
 use tallow_models::Model;
 
 use super::memory::Memory;
@@ -11,7 +12,7 @@ use super::packed::PackedWeights;
 use super::{DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits};
 use crate::Failed;
 
-pub(crate) use tallow_cpu::Isa;
+pub(crate) use tallow_cpu::{Isa, cores};
 
 /// Settings of the CPU; other devices have none.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,7 @@ pub(crate) struct CpuOptions {
     pub isa: Isa,
     pub arithmetic: Arithmetic,
     pub threads: usize,
+    pub numa: Numa,
     /// Maps weights that are packed on disk, and packs them there first (`--mmap`).
     pub mmap: bool,
 }
@@ -26,13 +28,37 @@ pub(crate) struct CpuOptions {
 impl CpuOptions {
     /// The best instruction set on all cores.
     pub(crate) fn best(arithmetic: Arithmetic) -> CpuOptions {
-        CpuOptions { isa: Isa::best(), arithmetic, threads: cores(), mmap: false }
+        CpuOptions { isa: Isa::best(), arithmetic, threads: cores(), numa: Numa::Auto, mmap: false }
     }
 }
 
-/// Default number of threads.
-pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+/// Whether threads stay on memory nodes (`--numa`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Numa {
+    /// Where there are several.
+    Auto,
+    Off,
+}
+
+impl FromStr for Numa {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Numa, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            // The second is llama.cpp's word.
+            "auto" | "distribute" => Ok(Numa::Auto),
+            "off" => Ok(Numa::Off),
+            _ => Err(format!(
+                "{text:?}: auto or off; `numactl` and `taskset` choose processors, which auto keeps to"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Numa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Numa::Auto { "auto" } else { "off" })
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -62,7 +88,11 @@ impl Hardware for CpuDevice {
     type Backend = Cpu;
 
     fn open(&self, cpu: CpuOptions) -> Result<Cpu, Failed> {
-        Ok(Cpu::new(cpu.isa, cpu.threads)?.with(cpu.arithmetic))
+        let placement = match cpu.numa {
+            Numa::Auto => Placement::Nodes,
+            Numa::Off => Placement::Anywhere,
+        };
+        Ok(Cpu::placed(cpu.isa, cpu.threads, placement)?.with(cpu.arithmetic))
     }
 
     fn open_for(&self, models: &[&Model], cpu: CpuOptions) -> Result<Cpu, Failed> {

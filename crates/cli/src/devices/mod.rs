@@ -14,7 +14,7 @@ use tallow_models::Model;
 
 use crate::Failed;
 
-pub(crate) use cpu::{CpuOptions, CpuSpeeds, Isa, cores, cpu_name};
+pub(crate) use cpu::{CpuOptions, CpuSpeeds, Isa, Numa, cores, cpu_name};
 pub(crate) use memory::Memory;
 pub(crate) use packed::{PackedWeights, WeightsIn};
 pub(crate) use select::{DeviceChoice, candidates};

@@ -11,7 +11,7 @@ use tallow_models::recipe::Recipe;
 
 use super::Speculative;
 use super::sources::{Seed, reason};
-use crate::devices::{Arithmetic, DeviceChoice};
+use crate::devices::{Arithmetic, DeviceChoice, Numa};
 
 /// Flags that determine the engine configuration.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +46,11 @@ pub(crate) struct EngineArgs {
     /// CPU threads [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Memory nodes: auto or off [default: auto]
+    ///
+    /// With auto, on machines with several memory nodes (NUMA) each CPU thread stays on one, and reads weights that lie there.
+    #[arg(long, value_name = "HOW")]
+    pub numa: Option<Numa>,
     /// CPU instruction set [default: the best there is]
     ///
     /// scalar, neon, avx2, avxvnni, avx512, avx512bf16 or amx.
@@ -175,6 +180,11 @@ pub(crate) struct DeviceArgs {
     /// CPU threads [default: the CPU's cores]
     #[arg(short = 't', long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Memory nodes: auto or off [default: auto]
+    ///
+    /// With auto, on machines with several memory nodes (NUMA) each CPU thread stays on one, and reads weights that lie there.
+    #[arg(long, value_name = "HOW")]
+    pub numa: Option<Numa>,
     /// CPU instruction set [default: the best there is]
     ///
     /// scalar, neon, avx2, avxvnni, avx512, avx512bf16 or amx.

@@ -18,6 +18,7 @@ use crate::pack::{PAIR, layout, packed_bytes};
 use crate::packed_file::{PackedFile, PackedFileWriter};
 use crate::pool::Pool;
 use crate::rowwise::NormTask;
+use crate::topology::{Nodes, Placement};
 
 /// Work smaller than about this many multiplications is not worth a second thread.
 pub(super) const SMALL: usize = 1 << 14;
@@ -56,9 +57,20 @@ impl Cpu {
     /// A device with `threads` threads (the caller's included) and the kernels of `isa`. Fails if this CPU lacks
     /// `isa`.
     pub fn new(isa: Isa, threads: usize) -> Result<Cpu> {
+        Cpu::placed(isa, threads, Placement::Anywhere)
+    }
+
+    /// The same, with the threads (the caller's included) where `placement` says.
+    pub fn placed(isa: Isa, threads: usize, placement: Placement) -> Result<Cpu> {
         let failed = |why: String| Error::Device { device: "cpu".into(), why };
         let kernels = Kernels::new(isa).ok_or_else(|| failed(format!("it does not have {isa}")))?;
-        let pool = Pool::new(threads).map_err(|e| failed(format!("no more threads: {e}")))?;
+        let nodes = match placement {
+            Placement::Anywhere => Nodes::default(),
+            Placement::Nodes => Nodes::of_machine(),
+        };
+        nodes.keep(0, threads);
+        let pool = Pool::new(threads, move |thread| nodes.keep(thread, threads));
+        let pool = pool.map_err(|e| failed(format!("no more threads: {e}")))?;
         Ok(Cpu {
             kernels,
             arithmetic: Arithmetic::Fast,

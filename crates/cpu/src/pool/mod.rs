@@ -136,8 +136,11 @@ impl<S: Default + 'static> Shared<S> {
 }
 
 impl<S: Default + 'static> Pool<S> {
-    /// A pool of `threads` threads, the caller's included.
-    pub(crate) fn new(threads: usize) -> std::io::Result<Pool<S>> {
+    /// A pool of `threads` threads, the caller's included. The others begin with `begin`, which gets their index, from 1 on.
+    pub(crate) fn new(
+        threads: usize,
+        begin: impl Fn(usize) + Clone + Send + 'static,
+    ) -> std::io::Result<Pool<S>> {
         let extra = threads.max(1) - 1;
         let shared = Arc::new(Shared {
             gate: Gate::new(extra),
@@ -149,9 +152,13 @@ impl<S: Default + 'static> Pool<S> {
         });
         let mut pool = Pool { shared, workers: Vec::new(), one_caller: PhantomData };
         for index in 0..extra {
-            let shared = pool.shared.clone();
+            let (shared, begin) = (pool.shared.clone(), begin.clone());
             let name = format!("tallow-cpu-{}", index + 1);
-            pool.workers.push(Builder::new().name(name).spawn(move || shared.worker(index))?);
+            let work = move || {
+                begin(index + 1);
+                shared.worker(index);
+            };
+            pool.workers.push(Builder::new().name(name).spawn(work)?);
         }
         Ok(pool)
     }

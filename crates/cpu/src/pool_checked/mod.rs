@@ -66,7 +66,7 @@ impl Borrowed {
 fn every_piece_is_done_once_and_in_time() {
     for threads in [2, 3] {
         check(move || {
-            let pool = Pool::<()>::new(threads).unwrap();
+            let pool = Pool::<()>::new(threads, |_| ()).unwrap();
             for pieces in [2, 3] {
                 let all = Borrowed::new(pieces);
                 pool.run(&mut (), pieces, |(), i| all.piece(i));
@@ -81,7 +81,7 @@ fn every_piece_is_done_once_and_in_time() {
 #[test]
 fn what_comes_first_is_done_before_it_is_needed() {
     check(|| {
-        let pool = Pool::<()>::new(3).unwrap();
+        let pool = Pool::<()>::new(3, |_| ()).unwrap();
         let (first, all) = (First::new(2), Borrowed::new(2));
         pool.run(&mut (), 3, |(), _| {
             first.help(|i| all.piece(i));
@@ -95,7 +95,7 @@ fn what_comes_first_is_done_before_it_is_needed() {
 #[test]
 fn a_panic_in_a_piece_ends_its_job_alone() {
     check(|| {
-        let pool = Pool::<()>::new(3).unwrap();
+        let pool = Pool::<()>::new(3, |_| ()).unwrap();
         let bad = AssertUnwindSafe(|| {
             pool.run(&mut (), 3, |(), i| {
                 if i == 1 {

@@ -40,6 +40,7 @@ pub(super) fn self_check(args: &Bench, sources: &Sources) -> Result<(), Failed> 
     let of_device = DeviceArgs {
         device: args.device,
         threads: args.threads.first().copied(),
+        numa: args.numa,
         isa: args.isa.clone(),
         arithmetic: args.arithmetic,
         quant: None,

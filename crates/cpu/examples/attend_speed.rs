@@ -219,7 +219,7 @@ fn main() -> Outcome<()> {
         }
     }
     if wanted("decode") {
-        for (sequences, depth) in [(1, 512), (1, 4096), (1, 16384), (8, 512), (8, 4096)] {
+        for (sequences, depth) in [(1, 512), (1, 4096), (1, 16384), (8, 150), (8, 512), (8, 4096)] {
             bench.decode(sequences, depth)?;
         }
     }

@@ -103,6 +103,19 @@ pub(crate) struct AttendTask<'a> {
     /// clamped; distance 0 is in the middle.
     pub bias: Option<Mat<'a, f32>>,
     pub causal: bool,
+    /// The task that the thread is likely to run after this one.
+    pub next: Option<Next<'a>>,
+}
+
+/// What is known of the task after another one, whose first keys are prefetched: short sequences are read from memory in one
+/// go, or else in a rush at the start of each task.
+#[derive(Clone, Copy)]
+pub(crate) struct Next<'a> {
+    pages: &'a [u32],
+    len: usize,
+    head: usize,
+    /// The first position that it attends to.
+    first: usize,
 }
 
 /// Part of a task to compute.
@@ -121,6 +134,14 @@ pub(crate) struct Partials<'a> {
     pub rows: &'a MatMut<'a, f32>,
     /// Row of the task's first segment.
     pub first: usize,
+}
+
+impl<'a> AttendTask<'a> {
+    /// This task for the one before it.
+    pub(crate) fn as_next(&self) -> Option<Next<'a>> {
+        let first = (self.count() > 0 && self.len > 0).then(|| self.see(0..self.count()).start)?;
+        Some(Next { pages: self.pages, len: self.len, head: self.head, first })
+    }
 }
 
 impl AttendTask<'_> {

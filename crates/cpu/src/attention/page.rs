@@ -14,7 +14,7 @@
 use half::{bf16, f16};
 use tallow_core::{Backend, DType, Tensor};
 
-use super::{AttendTask, BLOCK, BLOCKS, SEGMENT, keys_as_values};
+use super::{AttendTask, BLOCK, BLOCKS, Next, SEGMENT, TILE, keys_as_values};
 use crate::mat::Mat;
 use crate::memory::Buf;
 use crate::simd::{self, Element, F8, Simd};
@@ -184,9 +184,9 @@ impl<'a> Pages<'a> {
 ///
 /// Blocks past the sequence's end point to memory that is safe to read.
 pub(super) struct Segment<E> {
-    /// Blocks of keys, then the first of the values.
+    /// Blocks of keys, then the first of the values: behind the last tile that is read.
     pub k: [*const E; BLOCKS + STREAMS],
-    /// Blocks of values, then the first of the next segment's keys.
+    /// Blocks of values, then the keys that are read next, in the same place.
     pub v: [*const E; BLOCKS + STREAMS],
     /// True if the segment is in the CPU's caches.
     pub near: bool,
@@ -225,32 +225,41 @@ impl<E: bytemuck::Pod> Bring for Direct<'_, E> {
 
     #[inline(always)]
     unsafe fn load_kv<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<E> {
-        let (size, last) = (BLOCK * t.heads.dim, (t.len - 1) / BLOCK);
+        let (size, first, last) = (BLOCK * t.heads.dim, index * BLOCKS, (t.len - 1) / BLOCK);
         let layout = t.layout();
         let block = |i: usize| {
-            let (page, slot) = t.slot((index * BLOCKS + i).min(last) * BLOCK);
+            let (page, slot) = t.slot(i.min(last) * BLOCK);
             // Keys and values of a block have the same offset.
             (page, layout.block(t.head, slot))
         };
-        let mut segment = Segment {
-            k: [std::ptr::null(); BLOCKS + STREAMS],
-            v: [std::ptr::null(); BLOCKS + STREAMS],
-            near: false,
+        let at = |of: &Mat<'_, E>, (page, at): (usize, usize)| {
+            let elements = &of.row(page)[at..];
+            debug_assert!(elements.len() >= size);
+            elements.as_ptr()
         };
-        for i in 0..BLOCKS + STREAMS {
-            let (page, at) = block(i);
-            let (k, v) = (&self.k.row(page)[at..], &self.v.row(page)[at..]);
-            debug_assert!(k.len() >= size && v.len() >= size);
-            if i < BLOCKS {
-                (segment.k[i], segment.v[i]) = (k.as_ptr(), v.as_ptr());
-            } else {
-                segment.v[i] = k.as_ptr();
-            }
-            if i < STREAMS {
-                segment.k[BLOCKS + i] = v.as_ptr();
-            }
+        let blocks = |of: &Mat<'_, E>| std::array::from_fn(|i| at(of, block(first + i)));
+        let mut segment = Segment { k: blocks(&self.k), v: blocks(&self.v), near: false };
+        // After the last tile of the keys come the first of the values, and after that of the values the next keys: of this
+        // sequence, or those that the thread reads next.
+        let seen = t.see(0..t.count()).start / TILE * STREAMS;
+        let end = (last + 1 - first).min(BLOCKS).next_multiple_of(STREAMS);
+        for i in 0..STREAMS {
+            segment.k[end + i] = at(&self.v, block(seen.max(first) + i));
+            segment.v[end + i] = match t.next.filter(|_| first + end > last) {
+                Some(next) => at(&self.k, next.block(t, i)),
+                None => at(&self.k, block(first + end + i)),
+            };
         }
         segment
+    }
+}
+
+impl Next<'_> {
+    /// The page and offset of one of its first blocks.
+    fn block(&self, t: &AttendTask<'_>, i: usize) -> (usize, usize) {
+        let position = (self.first / TILE * STREAMS + i).min((self.len - 1) / BLOCK) * BLOCK;
+        let page = self.pages[position / t.page_len] as usize;
+        (page, t.layout().block(self.head, position % t.page_len))
     }
 }
 

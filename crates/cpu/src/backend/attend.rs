@@ -43,17 +43,24 @@ impl Cpu {
                         sinks: op.spec.sinks.as_ref().map(Mat::new),
                         bias: op.spec.bias.as_ref().map(Mat::new),
                         causal: op.spec.causal,
+                        next: None,
                     });
                 }
             }
             first += span.rows;
             cost += span.rows * span.end() * op.heads.q_cols();
         }
-        if tasks.len() >= enough || self.threads() == 1 || cost < SMALL {
-            // The last tasks of a prompt are the largest: they start first, so that no thread ends up waiting for
-            // them.
+        let whole = tasks.len() >= enough || self.threads() == 1 || cost < SMALL;
+        if whole {
+            // The last tasks of a prompt are the largest: they start first, so that no thread ends up waiting for them.
+            tasks.reverse();
+        }
+        for i in 1..tasks.len() {
+            tasks[i - 1].next = tasks[i].as_next();
+        }
+        if whole {
             self.share(tasks.len(), cost, |scratch, i| {
-                kernels.attend_stage(&tasks[tasks.len() - 1 - i], &Stage::Whole, &mut scratch.floats);
+                kernels.attend_stage(&tasks[i], &Stage::Whole, &mut scratch.floats);
             });
             return Ok(out);
         }

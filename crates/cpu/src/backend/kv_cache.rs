@@ -101,7 +101,7 @@ unsafe fn put<T: bytemuck::Pod>(
     x: &[f32],
     narrow: impl Fn(&[f32], &mut [T]),
 ) {
-    // Converted in batches: one element alone takes as long.
+    // Converted in batches of whole groups: one element alone takes as long.
     const SOME: usize = 64;
     let mut narrowed = [T::zeroed(); SOME];
     for (i, x) in x.chunks(SOME).enumerate() {
@@ -114,8 +114,11 @@ unsafe fn put<T: bytemuck::Pod>(
                 continue;
             }
             narrow(x, &mut narrowed[..x.len()]);
-            for (i, x) in narrowed[..x.len()].iter().enumerate() {
-                m.put(row, to.element(first + i), *x);
+            // `first` is that of a group: no division for each element.
+            let mut at = to.element(first);
+            for group in narrowed[..x.len()].chunks(to.together) {
+                group.iter().enumerate().for_each(|(i, x)| m.put(row, at + i, *x));
+                at += to.stride;
             }
         }
     }

@@ -55,8 +55,12 @@ impl Buf {
     pub(crate) fn fetch(&self) {
         #[cfg(unix)]
         if let Home::File { .. } = self.0.home {
-            // SAFETY: the range is mapped, and begins with a page; the advice changes no contents.
-            unsafe { libc::madvise(self.start().cast(), self.len(), libc::MADV_WILLNEED) };
+            // SAFETY: it is a question without arguments in memory.
+            let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE).max(1);
+            let skipped = self.start().addr() % page;
+            let start = self.start().wrapping_sub(skipped);
+            // SAFETY: the pages of the range are mapped, as it is; the advice changes no contents.
+            unsafe { libc::madvise(start.cast(), self.len() + skipped, libc::MADV_WILLNEED) };
         }
     }
 

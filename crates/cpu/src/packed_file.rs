@@ -174,6 +174,8 @@ mod writer {
 
     /// Least bytes that are mapped at once.
     const WINDOW: usize = 256 << 20;
+    /// What windows are aligned to: the largest pages that systems have.
+    const WINDOW_ALIGN: usize = 64 << 10;
 
     /// A file that weights are packed into. What it has of a model stays on the disk, so that a model that is larger than the
     /// memory is packed, too.
@@ -253,11 +255,15 @@ mod writer {
         }
 
         fn write(&self, state: &mut State, key: &str, packed: &[u8]) -> io::Result<Buf> {
-            let (at, room) = (state.end(), packed.len().max(1).next_multiple_of(PAGE));
+            let (end, room) = (state.end(), packed.len().max(1).next_multiple_of(PAGE));
             let (window, taken) = match state.open.take() {
                 Some((window, taken)) if window.len - taken >= room => (window, taken),
-                _ => (Rc::new(Window::new(&self.file, at, room.max(WINDOW))?), 0),
+                _ => {
+                    let at = end.next_multiple_of(WINDOW_ALIGN);
+                    (Rc::new(Window::new(&self.file, at, room.max(WINDOW))?), 0)
+                }
             };
+            let at = window.at + taken;
             self.file.write_all_at(packed, at as u64)?;
             state.index.extend((key.len() as u32).to_le_bytes());
             state.index.extend(key.as_bytes());

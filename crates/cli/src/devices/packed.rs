@@ -2,7 +2,7 @@
 //! being loaded, on the CPU.
 
 #[cfg(unix)]
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -183,7 +183,8 @@ impl Part {
         let failed = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", path.display()));
         let options = File::options().read(true).write(true).create(true).truncate(false).open(&path);
         let file = options.map_err(|e| failed(&e))?;
-        if file.try_lock().is_err() {
+        // Some file systems have no locks: two programs that pack one model at a time are rare enough there.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
             return Err(failed(&"another program packs this model just now; wait until it is done"));
         }
         file.set_len(0).map_err(|e| failed(&e))?;

@@ -86,8 +86,8 @@ pub(crate) struct EngineArgs {
     pub quant: Option<Recipe>,
     /// On the CPU, map packed weights from disk; pack them first
     ///
-    /// They are written beside the cache of models when they are missing (see `tallow pack`), and take as much of the disk
-    /// as the model. Loading is instant then, and a model that is larger than the memory runs, too: mixtures of experts best.
+    /// They are written when they are missing (see `tallow pack`), and take as much of the disk as the model. Loading is instant
+    /// then, and a model that is larger than the memory runs, too: mixtures of experts best. For models that generate text.
     #[arg(long)]
     pub mmap: bool,
     /// Use only models that are already downloaded
@@ -200,8 +200,8 @@ pub(crate) struct DeviceArgs {
     pub quant: Option<Recipe>,
     /// On the CPU, map packed weights from disk; pack them first
     ///
-    /// They are written beside the cache of models when they are missing (see `tallow pack`), and take as much of the disk
-    /// as the model. Loading is instant then, and a model that is larger than the memory runs, too: mixtures of experts best.
+    /// They are written when they are missing (see `tallow pack`), and take as much of the disk as the model. Loading is instant
+    /// then, and a model that is larger than the memory runs, too: mixtures of experts best. For models that generate text.
     #[arg(long)]
     pub mmap: bool,
     /// Use only models that are already downloaded

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// Where Linux describes them. Elsewhere each processor counts as a core, and there is one node.
 const SYSTEM: &str = "/sys/devices/system";
@@ -24,17 +25,21 @@ pub enum Placement {
 /// Threads of one core share its units and its way to memory: a second one gains little, and every op waits for it.
 pub fn cores() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    match distinct_cores(Path::new(SYSTEM), &allowed()) {
+    match distinct_cores(Path::new(SYSTEM), allowed()) {
         0 => processors,
         cores => processors.min(cores),
     }
 }
 
-/// Processors that this process may run on.
-fn allowed() -> Vec<usize> {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    list.map(processors).unwrap_or_default()
+/// Processors that this process may run on: those of its first thread when that was first asked, since a device may keep that
+/// thread on some of them later.
+fn allowed() -> &'static [usize] {
+    static ALLOWED: OnceLock<Vec<usize>> = OnceLock::new();
+    ALLOWED.get_or_init(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        list.map(processors).unwrap_or_default()
+    })
 }
 
 /// The processors in a list such as `0-3,8`.
@@ -65,7 +70,7 @@ pub(crate) struct Nodes(Vec<Vec<usize>>);
 
 impl Nodes {
     pub(crate) fn of_machine() -> Nodes {
-        Nodes::read(Path::new(SYSTEM), &allowed())
+        Nodes::read(Path::new(SYSTEM), allowed())
     }
 
     fn read(system: &Path, allowed: &[usize]) -> Nodes {
@@ -193,6 +198,11 @@ mod tests {
         std::fs::remove_dir_all(root).unwrap();
     }
 
+    fn list_of_process() -> String {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().to_owned()
+    }
+
     /// A thread that is kept on processors is told so by the system.
     #[test]
     #[cfg(target_os = "linux")]
@@ -206,6 +216,10 @@ mod tests {
         let status = of_thread.join().unwrap();
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
         assert_eq!(processors(list), [last]);
-        assert_eq!(allowed(), all, "others are where they were");
+        let own = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        assert!(
+            own.contains(&format!("Cpus_allowed_list:{}", list_of_process())),
+            "others are where they were"
+        );
     }
 }

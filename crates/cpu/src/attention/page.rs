@@ -225,6 +225,14 @@ impl<E: bytemuck::Pod> Bring for Direct<'_, E> {
 
     #[inline(always)]
     unsafe fn load_kv<S: Simd>(&mut self, t: &AttendTask<'_>, index: usize) -> Segment<E> {
+        self.segment(t, index)
+    }
+}
+
+impl<E: bytemuck::Pod> Direct<'_, E> {
+    /// Segment `index`, with what to prefetch behind it. Addresses are the same for every instruction set: one function has them.
+    #[inline(never)]
+    fn segment(&self, t: &AttendTask<'_>, index: usize) -> Segment<E> {
         let (size, first, last) = (BLOCK * t.heads.dim, index * BLOCKS, (t.len - 1) / BLOCK);
         let layout = t.layout();
         let block = |i: usize| {

@@ -22,6 +22,7 @@ mod lora;
 mod memory;
 mod model_name;
 mod notice;
+mod partial_file;
 mod seq2seq;
 mod settings;
 mod signal;

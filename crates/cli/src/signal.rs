@@ -1,5 +1,8 @@
 //! Signals that ask the program to stop.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 /// Listener for signals that ask the program to stop. Signals that are ignored when it is made stay ignored: `nohup`
 /// relies on that, and so do shells for background jobs of scripts.
 #[cfg(unix)]
@@ -65,6 +68,22 @@ impl Signals {
             Err(_) => std::future::pending().await,
         }
     }
+}
+
+/// A flag that becomes true at a stop signal, so that no incomplete file is left.
+pub(crate) fn stopping() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let pressed = stop.clone();
+    let wait = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        if let Ok(runtime) = runtime {
+            runtime.block_on(async { Signals::listen().next().await });
+            pressed.store(true, Ordering::Relaxed);
+        }
+    };
+    // If there is no such thread, a signal ends the program at once.
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
+    stop
 }
 
 /// Ends the program at once, without exit handlers: a driver that still works on another thread may crash in its own.

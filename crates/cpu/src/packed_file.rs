@@ -40,7 +40,7 @@ pub trait MappedFile: Deref<Target = [u8]> + fmt::Debug + Send + Sync {
 #[derive(Debug)]
 pub struct PackedFile {
     file: Arc<dyn MappedFile>,
-    /// Where weights lie, by their keys.
+    /// Places of weights, by their keys.
     weights: HashMap<String, Range<usize>>,
 }
 
@@ -72,9 +72,9 @@ impl PackedFile {
         self.file.len()
     }
 
-    /// The packed form of a weight, if it is there with at least `bytes` bytes.
-    pub(crate) fn find(&self, weight: &HostWeight<'_>, bytes: usize) -> Option<Buf> {
-        let range = self.weights.get(&key(weight)?).filter(|range| range.len() >= bytes)?;
+    /// The packed form of the weight with a [`key`], if it is there with at least `bytes` bytes.
+    pub(crate) fn find(&self, key: &str, bytes: usize) -> Option<Buf> {
+        let range = self.weights.get(key).filter(|range| range.len() >= bytes)?;
         let start = self.file[range.clone()].as_ptr();
         Some(Buf::mapped(std::ptr::NonNull::new(start.cast_mut())?, range.len(), Rc::new(self.file.clone())))
     }
@@ -85,7 +85,7 @@ impl PackedFile {
 }
 
 /// Key of a weight; `None` if it comes from no tensor.
-fn key(weight: &HostWeight<'_>) -> Option<String> {
+pub(crate) fn key(weight: &HostWeight<'_>) -> Option<String> {
     let (id, HostWeight { format, rows, cols, bytes, as_stored, .. }) = (weight.tensor?, *weight);
     // Several weights may be made of one matrix; they differ in their bytes. A matrix as it is stored is told by its name, and read
     // from the disk for its bytes: of many matrices only the first and the last are.
@@ -117,7 +117,7 @@ pub(crate) struct Header {
     pub(crate) identity: [u8; 32],
     /// Place of the index.
     pub(crate) index: Range<u64>,
-    /// Of the index.
+    /// Digest of the index.
     pub(crate) digest: u64,
 }
 
@@ -174,7 +174,7 @@ mod writer {
 
     /// Least bytes that are mapped at once.
     const WINDOW: usize = 256 << 20;
-    /// What windows are aligned to: the largest pages that systems have.
+    /// Alignment of windows: the largest pages that systems have.
     const WINDOW_ALIGN: usize = 64 << 10;
 
     /// A file that weights are packed into. What it has of a model stays on the disk, so that a model that is larger than the

@@ -1,4 +1,4 @@
-//! What threads of the pool share and wait by. [`pool_checked`](crate::pool_checked) has a model checker's in their place.
+//! Atomics, locks and waiting of the pool's threads. [`pool_checked`](crate::pool_checked) has a model checker's in their place.
 
 pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Where Linux describes them. Elsewhere each processor counts as a core, and there is one node.
+/// Linux's description of them. Elsewhere each processor counts as a core, and there is one node.
 const SYSTEM: &str = "/sys/devices/system";
 /// More than any system has; lists that name others are not believed.
 const MOST: usize = 1 << 16;
 
-/// Where threads run.
+/// Processors that a device's threads run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// Wherever the system puts them.

@@ -1,11 +1,9 @@
 //! `tallow convert`: writes a model as a GGUF file.
 
-use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufWriter, ErrorKind};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use tallow_convert::{Conversion, Importance, WriteError};
 use tallow_models::{AnyModel, LoadError, Model};
@@ -15,8 +13,9 @@ use crate::Failed;
 use crate::args::Convert;
 use crate::load;
 use crate::memory::size;
+use crate::partial_file::PartialFile;
 use crate::settings::Sources;
-use crate::signal::Signals;
+use crate::signal::stopping;
 use crate::terminal;
 
 pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
@@ -50,7 +49,8 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
         _ => Conversion::new(&model, out)?,
     };
     conversion.notes().iter().for_each(|note| terminal::tell(&terminal::sanitized(note)));
-    let part = PartialFile::create(out, conversion.size())?;
+    let part =
+        PartialFile::create(out, conversion.size()).map_err(|e| cannot_write(out, conversion.size(), &e))?;
     let stop = stopping();
     let bar = terminal::bytes_bar(conversion.size(), "converting");
     let mut file = BufWriter::with_capacity(1 << 20, &part.file);
@@ -61,7 +61,7 @@ pub(crate) fn convert(args: &Convert, sources: &Sources) -> Result<(), Failed> {
     bar.finish_and_clear();
     drop(file);
     match written {
-        Ok(()) => part.finish(out)?,
+        Ok(()) => part.finish(out).map_err(|e| cannot_write(out, conversion.size(), &e))?,
         Err(WriteError::Load(LoadError::Stopped)) => {
             drop(part);
             std::process::exit(130);
@@ -121,72 +121,4 @@ fn cannot_write(out: &Path, size_of_file: u64, e: &std::io::Error) -> Failed {
         )),
         _ => Failed::new(format!("{name}: {e}")),
     }
-}
-
-/// An output file that is incomplete. It is removed on drop unless it is finished.
-struct PartialFile {
-    path: PathBuf,
-    file: File,
-}
-
-impl PartialFile {
-    /// Creates the file and reserves its space, before hours of work go into it.
-    fn create(out: &Path, size: u64) -> Result<PartialFile, Failed> {
-        let mut path = out.as_os_str().to_owned();
-        path.push(".part");
-        let path = PathBuf::from(path);
-        let file = File::create(&path).map_err(|e| Failed::new(format!("{}: {e}", path.display())))?;
-        let part = PartialFile { path, file };
-        reserve(&part.file, size).map_err(|e| cannot_write(out, size, &e))?;
-        Ok(part)
-    }
-
-    fn finish(&self, out: &Path) -> Result<(), Failed> {
-        let moved = (&self.file).flush().and_then(|()| self.file.sync_all());
-        let moved = moved.and_then(|()| std::fs::rename(&self.path, out));
-        moved.map_err(|e| Failed::new(format!("{}: {e}", out.display())))
-    }
-}
-
-impl Drop for PartialFile {
-    fn drop(&mut self) {
-        // Once it is finished there is no file of that name.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-#[cfg(target_os = "linux")]
-fn reserve(file: &File, size: u64) -> std::io::Result<()> {
-    use std::os::fd::AsRawFd;
-    let size = libc::off_t::try_from(size).unwrap_or(libc::off_t::MAX);
-    // SAFETY: the descriptor is open for as long as `file` lives, and no pointers are passed.
-    match unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, size) } {
-        0 => Ok(()),
-        _ => match std::io::Error::last_os_error() {
-            // Not supported by some file systems: there a full disk shows while writing.
-            e if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(()),
-            e => Err(e),
-        },
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn reserve(_: &File, _: u64) -> std::io::Result<()> {
-    Ok(())
-}
-
-/// Becomes true at a stop signal, so that no incomplete file is left.
-pub(crate) fn stopping() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let pressed = stop.clone();
-    let wait = move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        if let Ok(runtime) = runtime {
-            runtime.block_on(async { Signals::listen().next().await });
-            pressed.store(true, Ordering::Relaxed);
-        }
-    };
-    // If there is no such thread, a signal ends the program at once.
-    let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
-    stop
 }

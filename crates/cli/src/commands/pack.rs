@@ -4,7 +4,6 @@ use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::convert::stopping;
 use super::print;
 use crate::Failed;
 use crate::args::Pack;
@@ -12,6 +11,7 @@ use crate::devices::{PackedWeights, cores};
 use crate::load;
 use crate::memory::size;
 use crate::settings::Sources;
+use crate::signal::stopping;
 
 pub(crate) fn pack(args: &Pack, sources: &Sources) -> Result<(), Failed> {
     let model = load::model(&args.model, load::OpenOptions::to_write(sources, args.offline, None)?)?;

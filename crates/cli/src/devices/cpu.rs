@@ -35,7 +35,7 @@ impl CpuOptions {
 /// Whether threads stay on memory nodes (`--numa`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Numa {
-    /// Where there are several.
+    /// Each thread stays on one, on machines that have several.
     Auto,
     Off,
 }

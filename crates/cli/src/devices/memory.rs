@@ -31,7 +31,7 @@ fn field(text: &str, name: &str) -> Option<u64> {
     line.trim().trim_end_matches(" kB").parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Where control groups (cgroups) are mounted.
+/// Mount point of control groups (cgroups).
 const GROUPS: &str = "/sys/fs/cgroup";
 
 /// Files of a control group, of one version of them.

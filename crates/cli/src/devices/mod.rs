@@ -98,7 +98,7 @@ impl Device {
         Device(Kind::Cpu(cpu::CpuDevice))
     }
 
-    /// Where the device would keep a model's weights.
+    /// The device's place for a model's weights.
     pub(crate) fn weights_in(&self, model: &Model, cpu: CpuOptions) -> WeightsIn {
         match PackedWeights::of(model) {
             Ok(_) if !self.is_cpu() => WeightsIn::Memory,

@@ -1,8 +1,6 @@
 //! Packed weights on disk: `tallow pack`, and `--mmap`, which writes them where they are missing. They are mapped in place of
 //! being loaded, on the CPU.
 
-#[cfg(unix)]
-use std::fs::{File, TryLockError};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +14,7 @@ use tallow_models::Model;
 
 use crate::{Failed, build, env, terminal};
 
-/// Where a device keeps a model's weights.
+/// A device's place for a model's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightsIn {
     /// In its memory.
@@ -27,7 +25,7 @@ pub(crate) enum WeightsIn {
     Disk,
 }
 
-/// Where a model's packed weights are, or would be.
+/// The file of a model's packed weights, whether it is there or not.
 #[derive(Clone, Debug)]
 pub(crate) struct PackedWeights {
     pub path: PathBuf,
@@ -54,7 +52,8 @@ impl MappedFile for Mapped {
 }
 
 impl PackedWeights {
-    /// Of a model. An error says why it has none: weights that are quantized on load, or a model that is part of the program.
+    /// The file for a model. An error says why it has none: weights that are quantized on load, or a model that is part of the
+    /// program.
     pub(crate) fn of(model: &Model) -> Result<PackedWeights, Failed> {
         if let Some(recipe) = model.recipe {
             return Err(Failed::new(format!(
@@ -123,17 +122,27 @@ impl PackedWeights {
     /// Writes the file: loads the model on the CPU, with its weights packed there. Returns its size. `stop` ends it.
     #[cfg(unix)]
     pub(crate) fn write(&self, model: &Model, threads: usize, stop: &AtomicBool) -> Result<u64, Failed> {
+        use std::io::ErrorKind;
         use std::ops::ControlFlow;
         use std::sync::atomic::Ordering;
 
         use tallow_cpu::{Cpu, Isa, PackedFileWriter};
         use tallow_models::decoder::Decoder;
 
-        let failed = |why: std::io::Error| Failed::new(format!("{}: {why}", self.path.display()));
+        use crate::partial_file::PartialFile;
+
+        let failed = |why: std::io::Error| match why.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Failed::new(format!(
+                "{}: the disk is full: packed weights take about as much as the model's file. Make room, or set \
+                 XDG_CACHE_HOME to a folder on another disk",
+                self.path.display()
+            )),
+            _ => Failed::new(format!("{}: {why}", self.path.display())),
+        };
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder).map_err(failed)?;
         }
-        let part = Part::create(&self.path)?;
+        let part = PartialFile::create(&self.path, model.weight_bytes() as u64).map_err(failed)?;
         let writer = PackedFileWriter::new(part.file.try_clone().map_err(failed)?, self.identity);
         let b = Cpu::new(Isa::best(), threads)?.packing_into(writer);
         let bar = terminal::bytes_bar(model.weight_bytes() as u64, "packing");
@@ -144,20 +153,9 @@ impl PackedWeights {
             if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         bar.finish_and_clear();
-        let finished = b.finish_packing();
-        // A full disk is why a weight found no room.
-        let bytes = match (loaded, finished) {
-            (_, Err(why)) if why.kind() == std::io::ErrorKind::StorageFull => {
-                return Err(Failed::new(format!(
-                    "{}: the disk is full: packed weights take about as much as the model's file. Make room, or set \
-                     XDG_CACHE_HOME to a folder on another disk",
-                    self.path.display()
-                )));
-            }
-            (_, Err(why)) => return Err(failed(why)),
-            (Err(why), Ok(_)) => return Err(why.into()),
-            (Ok(_), Ok(bytes)) => bytes,
-        };
+        // Why a weight could not be written is known to the file, and comes first.
+        let bytes = b.finish_packing().map_err(failed)?;
+        loaded?;
         part.finish(&self.path).map_err(failed)?;
         Ok(bytes)
     }
@@ -165,41 +163,5 @@ impl PackedWeights {
     #[cfg(not(unix))]
     pub(crate) fn write(&self, _: &Model, _: usize, _: &AtomicBool) -> Result<u64, Failed> {
         Err(Failed::new("packed weights are written on Unix systems only"))
-    }
-}
-
-/// An incomplete file, which is removed on drop unless it is finished.
-#[cfg(unix)]
-struct Part {
-    path: PathBuf,
-    file: File,
-}
-
-#[cfg(unix)]
-impl Part {
-    /// Creates it, or takes over what a program that was ended has left.
-    fn create(of: &Path) -> Result<Part, Failed> {
-        let path = of.with_extension("part");
-        let failed = |why: &dyn std::fmt::Display| Failed::new(format!("{}: {why}", path.display()));
-        let options = File::options().read(true).write(true).create(true).truncate(false).open(&path);
-        let file = options.map_err(|e| failed(&e))?;
-        // Some file systems have no locks: two programs that pack one model at a time are rare enough there.
-        if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            return Err(failed(&"another program packs this model just now; wait until it is done"));
-        }
-        file.set_len(0).map_err(|e| failed(&e))?;
-        Ok(Part { path, file })
-    }
-
-    fn finish(self, to: &Path) -> std::io::Result<()> {
-        std::fs::rename(&self.path, to)
-    }
-}
-
-#[cfg(unix)]
-impl Drop for Part {
-    fn drop(&mut self) {
-        // Once it is finished there is no file of that name.
-        let _ = std::fs::remove_file(&self.path);
     }
 }

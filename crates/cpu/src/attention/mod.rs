@@ -48,7 +48,7 @@ use tallow_core::ops::ATTEND_TILE;
 use bytes::{Bytes, FromBytes};
 pub(crate) use codes::{magnitude, scale_of, to_f8, to_i8};
 use floats::Floats;
-use page::{Bring, Direct, InPages, Keys, Segment, Wide};
+use page::{Bring, Direct, InPages, Keys, Next, Segment, Wide};
 pub(crate) use page::{PageLayout, Pages, Spread};
 use paired::Paired;
 pub(crate) use paired::flush_tiny;
@@ -107,17 +107,6 @@ pub(crate) struct AttendTask<'a> {
     pub next: Option<Next<'a>>,
 }
 
-/// What is known of the task after another one, whose first keys are prefetched: short sequences are read from memory in one
-/// go, or else in a rush at the start of each task.
-#[derive(Clone, Copy)]
-pub(crate) struct Next<'a> {
-    pages: &'a [u32],
-    len: usize,
-    head: usize,
-    /// The first position that it attends to.
-    first: usize,
-}
-
 /// Part of a task to compute.
 pub(crate) enum Stage<'a> {
     /// All of it.
@@ -134,14 +123,6 @@ pub(crate) struct Partials<'a> {
     pub rows: &'a MatMut<'a, f32>,
     /// Row of the task's first segment.
     pub first: usize,
-}
-
-impl<'a> AttendTask<'a> {
-    /// This task for the one before it.
-    pub(crate) fn as_next(&self) -> Option<Next<'a>> {
-        let first = (self.count() > 0 && self.len > 0).then(|| self.see(0..self.count()).start)?;
-        Some(Next { pages: self.pages, len: self.len, head: self.head, first })
-    }
 }
 
 impl AttendTask<'_> {

@@ -14,7 +14,7 @@
 use half::{bf16, f16};
 use tallow_core::{Backend, DType, Tensor};
 
-use super::{AttendTask, BLOCK, BLOCKS, Next, SEGMENT, TILE, keys_as_values};
+use super::{AttendTask, BLOCK, BLOCKS, SEGMENT, TILE, keys_as_values};
 use crate::mat::Mat;
 use crate::memory::Buf;
 use crate::simd::{self, Element, F8, Simd};
@@ -259,6 +259,25 @@ impl<E: bytemuck::Pod> Direct<'_, E> {
             };
         }
         segment
+    }
+}
+
+/// The thread's next task, whose first keys are prefetched at the end of this one: a short sequence is read in a rush at the start
+/// of its task otherwise.
+#[derive(Clone, Copy)]
+pub(crate) struct Next<'a> {
+    pages: &'a [u32],
+    len: usize,
+    head: usize,
+    /// The first position that it attends to.
+    first: usize,
+}
+
+impl<'a> AttendTask<'a> {
+    /// This task for the one before it.
+    pub(crate) fn as_next(&self) -> Option<Next<'a>> {
+        let first = (self.count() > 0 && self.len > 0).then(|| self.see(0..self.count()).start)?;
+        Some(Next { pages: self.pages, len: self.len, head: self.head, first })
     }
 }
 

@@ -15,7 +15,7 @@ use crate::linear::LinearScratch;
 use crate::mat::{Mat, MatMut};
 use crate::memory::{Arena, Buf};
 use crate::pack::{PAIR, layout, packed_bytes};
-use crate::packed_file::{PackedFile, PackedFileWriter};
+use crate::packed_file::{PackedFile, PackedFileWriter, key};
 use crate::pool::Pool;
 use crate::rowwise::NormTask;
 use crate::topology::{Nodes, Placement};
@@ -110,10 +110,12 @@ impl Cpu {
 
     /// A weight in one of the files of packed weights.
     pub(super) fn packed(&self, weight: &HostWeight<'_>) -> Option<Weight<Cpu>> {
+        // A key may be a digest of the whole weight.
+        let key = if self.packed.is_empty() { None } else { key(weight) }?;
         let HostWeight { format, rows, cols, .. } = *weight;
         let total = packed_bytes(format, rows, cols)?;
         let bytes = total.checked_add(layout(format).shape.tail_inputs(cols))?;
-        let data = self.packed.iter().find_map(|file| file.find(weight, bytes))?;
+        let data = self.packed.iter().find_map(|file| file.find(&key, bytes))?;
         let pairs = rows.div_ceil(PAIR);
         Some(Weight::Blocks {
             data: Tensor::whole(data, DType::U8, pairs, total / pairs.max(1)),

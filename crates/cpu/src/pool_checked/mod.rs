@@ -36,7 +36,7 @@ fn check(test: impl Fn() + Send + Sync + Clone + 'static) {
     shuttle::check_pct(test, ORDERS, DEPTH);
 }
 
-/// What a job borrows lives on the caller's stack: no thread may run a piece once `run` has returned.
+/// Data that a job borrows from the caller's stack: no thread may run a piece once `run` has returned.
 struct Borrowed {
     lives: AtomicBool,
     done: Vec<AtomicUsize>,

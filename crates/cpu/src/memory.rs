@@ -6,7 +6,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ptr::NonNull;
@@ -20,6 +20,13 @@ const PAGED: usize = 1 << 20;
 const KEPT: usize = 64 << 20;
 /// Alignment of huge pages, where the system has them.
 const HUGE: usize = 2 << 20;
+/// Regions of at least this size begin anywhere in a huge page, each elsewhere. The KV caches of all layers are filled alike:
+/// would they begin at the same place, a step would have to wait now and then for a new huge page in every one of them.
+const STAGGERED: usize = 4 * HUGE;
+/// Places of regions in huge pages: multiples of the golden ratio spread evenly, however many there are.
+const STAGGER: usize = 316 * PAGE;
+/// Bytes of a KV cache behind those in use that are touched before they are needed.
+const AHEAD: usize = 2 * HUGE;
 /// Alignment of weights: kernels prefetch by pages.
 const PAGE: usize = 4096;
 /// Least size of a region for weights. Where memory is not mapped by pages, each weight has its own region.
@@ -34,6 +41,8 @@ struct Allocation {
     start: NonNull<u8>,
     len: usize,
     home: Home,
+    /// Bytes from the start that have been touched ahead of use.
+    ahead: Cell<usize>,
 }
 
 enum Home {
@@ -48,20 +57,43 @@ enum Home {
 impl Buf {
     /// A part of a mapped file.
     pub(crate) fn mapped(start: NonNull<u8>, len: usize, map: Rc<dyn Any>) -> Buf {
-        Buf(Rc::new(Allocation { start, len, home: Home::File { _map: map } }))
+        Buf(Rc::new(Allocation { start, len, home: Home::File { _map: map }, ahead: Cell::new(0) }))
     }
 
     /// Has the system read it from the disk without waiting for that, if it is a part of a mapped file.
     pub(crate) fn fetch(&self) {
         #[cfg(unix)]
         if let Home::File { .. } = self.0.home {
-            // SAFETY: it is a question without arguments in memory.
-            let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE).max(1);
+            let page = page_size();
             let skipped = self.start().addr() % page;
             let start = self.start().wrapping_sub(skipped);
             // SAFETY: the pages of the range are mapped, as it is; the advice changes no contents.
             unsafe { libc::madvise(start.cast(), self.len() + skipped, libc::MADV_WILLNEED) };
         }
+    }
+
+    /// Touches the next huge page of a large buffer that is filled from its start, of which `used` bytes are in use, if less
+    /// than [`AHEAD`] behind these has been. True if there was one to touch.
+    pub(crate) fn touch_ahead(&self, used: usize) -> bool {
+        let (all, first) = (&self.0, self.start().addr() % HUGE);
+        if !matches!(all.home, Home::Arena(..)) || all.len < STAGGERED {
+            return false;
+        }
+        // What is in use has been touched, and with it the huge page that it ends in.
+        let huge_end = |bytes: usize| ((first + bytes).next_multiple_of(HUGE) - first).min(all.len);
+        let done = all.ahead.get().max(huge_end(used));
+        if done >= used.saturating_add(AHEAD).min(all.len) {
+            return false;
+        }
+        let end = huge_end(done + 1);
+        #[cfg(target_os = "linux")]
+        // SAFETY: the range is a part of this buffer's mapping; touching it changes no contents. Before Linux 5.14 it is
+        // refused, and the pages are touched when they are needed.
+        unsafe {
+            libc::madvise(self.start().wrapping_add(done).cast(), end - done, libc::MADV_POPULATE_WRITE)
+        };
+        all.ahead.set(end);
+        true
     }
 
     pub(crate) fn start(&self) -> *mut u8 {
@@ -94,6 +126,8 @@ impl Drop for Allocation {
 #[derive(Default)]
 pub(crate) struct Arena {
     free: RefCell<BTreeMap<usize, Vec<Region>>>,
+    /// Number of staggered regions so far.
+    staggered: Cell<usize>,
     /// Position of the next weight: a region, and how many of its bytes are taken.
     shelf: RefCell<(Weak<Region>, usize)>,
 }
@@ -112,10 +146,14 @@ impl Arena {
                 }
                 region
             }
+            None if len >= STAGGERED => {
+                let nth = self.staggered.replace(self.staggered.get() + 1);
+                Region::staggered(len, nth.wrapping_mul(STAGGER) % HUGE)?
+            }
             None => Region::new(len)?,
         };
         let (start, home) = (region.start, Home::Arena(Some(region), Rc::downgrade(self)));
-        Some(Buf(Rc::new(Allocation { start, len, home })))
+        Some(Buf(Rc::new(Allocation { start, len, home, ahead: Cell::new(0) })))
     }
 
     /// Allocates zeroed memory.
@@ -138,7 +176,7 @@ impl Arena {
         *shelf = (Rc::downgrade(&all), at + len);
         // SAFETY: `at..at + len` lies within the region, in a part that no other weight has.
         let start = unsafe { all.start.add(at) };
-        Some(Buf(Rc::new(Allocation { start, len, home: Home::Shelf { _whole: all } })))
+        Some(Buf(Rc::new(Allocation { start, len, home: Home::Shelf { _whole: all }, ahead: Cell::new(0) })))
     }
 }
 
@@ -175,11 +213,43 @@ impl Region {
         };
         Some(Region { start: NonNull::new(start.cast())?, len })
     }
+
+    /// A region that begins `place` bytes, a number of whole pages, behind the start of a huge page. What comes before its
+    /// first whole huge page has small pages, so that no memory is lost.
+    fn staggered(len: usize, place: usize) -> Option<Region> {
+        // Unmapping asks for whole pages, whose size is 4 KiB or a multiple.
+        let page = page_size();
+        let (len, place) = (len.checked_next_multiple_of(page)?, place - place % page);
+        let mut all = Region::new(len.checked_add(2 * HUGE)?)?;
+        let before = all.start.addr().get().next_multiple_of(HUGE) + place - all.start.addr().get();
+        let (first, end) = (all.start, before + len);
+        // SAFETY: `before + len` is less than what is mapped.
+        let (start, rest) = unsafe { (first.add(before), first.add(end)) };
+        for (from, len) in [(first, before), (rest, all.len - end)] {
+            if len > 0 {
+                // SAFETY: these whole pages were mapped just now, and lie outside of what the region keeps.
+                unsafe { libc::munmap(from.as_ptr().cast(), len) };
+            }
+        }
+        (all.start, all.len) = (start, len);
+        Some(all)
+    }
+}
+
+/// Bytes of a page of the system.
+#[cfg(unix)]
+fn page_size() -> usize {
+    // SAFETY: it is a question without arguments in memory.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE).max(1)
 }
 
 #[cfg(not(unix))]
 impl Region {
     fn new(len: usize) -> Option<Region> {
+        Region::heap(len)
+    }
+
+    fn staggered(len: usize, _: usize) -> Option<Region> {
         Region::heap(len)
     }
 }
@@ -244,6 +314,48 @@ mod tests {
             }
         }
         assert!(arena.shelf.borrow().0.upgrade().is_none(), "a region without weights is kept");
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn large_regions_begin_at_different_places_of_huge_pages() {
+        let arena = Rc::new(Arena::default());
+        let bufs: Vec<Buf> = (0..56).map(|_| arena.alloc(STAGGERED + 1).unwrap()).collect();
+        let mut places: Vec<usize> = bufs.iter().map(|b| b.start().addr() % HUGE).collect();
+        places.sort_unstable();
+        // Evenly would be HUGE / 56 apart.
+        let far = places.windows(2).all(|p| (HUGE / 128..HUGE / 40).contains(&(p[1] - p[0])));
+        assert!(far, "{places:?}");
+        for buf in &bufs {
+            assert!(buf.len() > STAGGERED && buf.start().addr().is_multiple_of(PAGE));
+            // SAFETY: the buffer has that many bytes.
+            unsafe {
+                assert_eq!(*buf.start() + *buf.start().add(buf.len() - 1), 0);
+                buf.start().write(1);
+                buf.start().add(buf.len() - 1).write(1);
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_buffer_is_touched_ahead_piece_by_piece() {
+        let arena = Rc::new(Arena::default());
+        let buf = arena.alloc(STAGGERED).unwrap();
+        let first = HUGE - buf.start().addr() % HUGE;
+        // The first huge page, whole or not, and those behind it.
+        assert!(buf.touch_ahead(1));
+        assert_eq!(buf.0.ahead.get(), first + HUGE);
+        while buf.touch_ahead(1) {}
+        assert!((1 + AHEAD..1 + AHEAD + HUGE).contains(&buf.0.ahead.get()));
+        assert!(buf.touch_ahead(AHEAD));
+        while buf.touch_ahead(STAGGERED) {}
+        assert_eq!(buf.0.ahead.get(), STAGGERED);
+        // SAFETY: the buffer has that many bytes, and nobody else uses it.
+        assert!(unsafe { std::slice::from_raw_parts(buf.start(), buf.len()) }.iter().all(|x| *x == 0));
+        // Small ones and weights are none of its business.
+        assert!(!arena.alloc(STAGGERED / 2).unwrap().touch_ahead(1));
+        assert!(!arena.alloc_weights(STAGGERED).unwrap().touch_ahead(1));
     }
 
     #[test]

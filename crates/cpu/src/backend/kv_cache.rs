@@ -11,6 +11,10 @@ use crate::mat::{Mat, MatMut};
 use crate::rowwise::NormTask;
 use crate::simd::F8;
 
+/// For so many layers that write their KV cache, one huge page of a KV cache is touched ahead of use: enough for steps of
+/// some tens of tokens, and little of their time.
+const LAYERS_A_TOUCH: usize = 12;
+
 /// Pages of a layer's KV cache (its keys or its values), to be written.
 enum PagesMut<'a> {
     F32(MatMut<'a, f32>),
@@ -165,6 +169,21 @@ impl<'a> CacheWriter<'a> {
             let value = Place { elements: self.layout.value(head, slot), scale: scale(head) };
             // SAFETY: as above.
             unsafe { pages.put(self.kernels, page, &value, v) };
+        }
+    }
+}
+
+impl Cpu {
+    /// Touches memory of a KV cache before tokens are written there. Where the system has to find and clear memory first, each
+    /// of its huge pages takes milliseconds, and all layers of a sequence arrive at theirs in the same step.
+    pub(super) fn touch_ahead(&self, kv: &LayerKv<'_, Cpu>, plan: &StepPlan<Cpu>) {
+        let Some(last) = plan.max_page() else { return };
+        self.untouched.set(self.untouched.get().saturating_add(1));
+        for t in [Some(kv.k), kv.v].into_iter().flatten() {
+            let used = (t.offset() + (last as usize + 1) * t.stride()) * t.dtype().size();
+            if self.untouched.get() >= LAYERS_A_TOUCH && t.buf().touch_ahead(used) {
+                self.untouched.set(0);
+            }
         }
     }
 }

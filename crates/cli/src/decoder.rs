@@ -9,7 +9,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Info, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{Limits, LogitsRows};
+use tallow_engine::scheduler::{DecodeBudget, Limits, LogitsRows};
 use tallow_engine::step_budget;
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -28,7 +28,14 @@ impl LoadedModel {
         let (slots, budget) = (plan.slots, config.batch.value);
         // Scored prompts need a row of logits for each token; a few at a time keep that small.
         let all_logits = memory::scored(budget);
-        Limits { context: plan.context.value, slots, budget, decode_budget: budget, all_logits, drafts: None }
+        Limits {
+            context: plan.context.value,
+            slots,
+            budget,
+            decode_budget: DecodeBudget::of_tokens(budget),
+            all_logits,
+            drafts: None,
+        }
     }
 
     fn info(&self, config: &EngineConfig, plan: &Plan, names: Vec<String>) -> Result<Info, Failed> {
@@ -241,10 +248,14 @@ fn paced<B: Backend>(
 ) -> Result<Limits, Failed> {
     let timings = step_budget::time(runner, &limits, page_len, traits.compiles_kernels)?;
     let decode_budget = step_budget::decode_budget(&timings, limits.budget);
+    let beside = |decoding: usize| decode_budget.of(decoding).min(limits.budget);
     let steps = timings.iter().map(|(tokens, took)| format!("{tokens} tokens in {} ms", took.as_millis()));
     let steps: Vec<String> = steps.collect();
     tracing::debug!(
-        "while answers are under way a step has up to {decode_budget} tokens ({})",
+        "while one sequence is being decoded a step has up to {} tokens, while {} are, {} ({})",
+        beside(1),
+        limits.slots,
+        beside(limits.slots),
         steps.join(", ")
     );
     Ok(Limits { decode_budget, ..limits })

@@ -8,7 +8,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Failure, Info, RunningEngine};
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::{Batch, BatchPart, CrossPart, Limits, LogitsRows, SeqId};
+use tallow_engine::scheduler::{Batch, BatchPart, CrossPart, DecodeBudget, Limits, LogitsRows, SeqId};
 use tallow_engine::transcribe::Transcriber;
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::Speech;
@@ -71,8 +71,14 @@ impl Task for StartSeq2Seq {
             sampling: Sampling::greedy(),
             adapter_room: 0,
         };
-        let steps =
-            Limits { context, slots, budget: batch, decode_budget: batch, all_logits: slots, drafts: None };
+        let steps = Limits {
+            context,
+            slots,
+            budget: batch,
+            decode_budget: DecodeBudget::of_tokens(batch),
+            all_logits: slots,
+            drafts: None,
+        };
         spawn(
             || Ok(info),
             move || {

@@ -16,7 +16,7 @@ use tallow_core::{Backend, DType, Null, StepPlan};
 use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::kv_cache::{KvPool, KvShape};
 use tallow_engine::plan;
-use tallow_engine::scheduler::{Batch, ClientId, Limits, NewSeq, Scheduler, SeqId};
+use tallow_engine::scheduler::{Batch, ClientId, DecodeBudget, Limits, NewSeq, Scheduler, SeqId};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 
@@ -62,8 +62,14 @@ fn step(model: &Model, sequences: usize, tokens: usize) -> Result<([Duration; 4]
     let swa_pages = pool.swa_pages();
     let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, swa_pages, state_rows: 0 };
     let kv = KvPool::new(&b, decoder.spec(), shape)?;
-    let limits =
-        Limits { context, slots: sequences, budget, decode_budget: budget, all_logits: 8, drafts: None };
+    let limits = Limits {
+        context,
+        slots: sequences,
+        budget,
+        decode_budget: DecodeBudget::of_tokens(budget),
+        all_logits: 8,
+        drafts: None,
+    };
     let mut scheduler = Scheduler::new(limits, pool);
     for id in 0..sequences as u64 {
         let new = NewSeq {

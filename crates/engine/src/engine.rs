@@ -245,7 +245,10 @@ impl<B: Backend> Engine<B> {
 
     fn new(runner: Runner<B>, scheduler: Scheduler, shared: SharedOf<Engine<B>>) -> Engine<B> {
         let (requests, salts, inputs) = (HashMap::new(), std::hash::RandomState::new(), InputKeys::default());
-        shared.stats.decode_budget.store(scheduler.limits().decode_budget, Ordering::Relaxed);
+        shared
+            .stats
+            .decode_budget
+            .store(scheduler.decode_budget(scheduler.limits().slots), Ordering::Relaxed);
         Engine {
             requests,
             tiers: CacheTiers::default(),

@@ -278,7 +278,7 @@ pub struct Info {
 /// Counters and gauges that an engine updates.
 #[derive(Debug, Default)]
 pub struct Stats {
-    /// Token budget of a step while sequences decode (`decode_budget`).
+    /// Token budget of a step in which all slots decode (`Scheduler::decode_budget`).
     pub decode_budget: AtomicUsize,
     /// Running sequences.
     pub running: AtomicUsize,

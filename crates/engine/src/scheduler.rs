@@ -1,9 +1,10 @@
 //! [`Scheduler`]: which tokens of which sequences the next step computes.
 //!
 //! A pure state machine: no device, no clock, no threads. Each step has a token budget, and a smaller one
-//! (`decode_budget`) while sequences decode, because they all wait for the step to finish. Decoding sequences come
-//! first, one token each; the rest of the budget is shared evenly among the sequences in prefill (chunked prefill), so
-//! that a long prompt delays neither decoding sequences nor shorter prompts. When the KV cache is full the newest
+//! ([`DecodeBudget`]) while sequences decode, because they all wait for the step to finish. Decoding sequences come
+//! first, one token each; half of the rest of the budget goes to the oldest sequence in prefill, and the other half to the
+//! shortest (chunked prefill), so that a long prompt delays neither decoding sequences nor shorter prompts, and always
+//! advances. When the KV cache is full the newest
 //! sequence is preempted: its pages are freed, it goes back to the head of the queue, and it is recomputed later
 //! (mostly from the prefix cache, if enabled). The oldest sequence always makes progress, so every sequence finishes.
 //!
@@ -105,9 +106,31 @@ pub struct Limits {
     /// Of these, tokens of sequences that need the logits of all tokens; those take much more memory.
     pub all_logits: usize,
     /// Token budget of a step while sequences decode (see [`step_budget`](crate::step_budget)).
-    pub decode_budget: usize,
+    pub decode_budget: DecodeBudget,
     /// Costs of drafts, which are made only where they are worth it; `None` if there are none.
     pub drafts: Option<DraftCosts>,
+}
+
+/// Token budget of a step while sequences decode: those wait for it, so prefill may make it three quarters longer, and with
+/// what steps differ in anyway few take twice as long as without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeBudget {
+    /// Tokens that any such step may have: it is short enough.
+    pub least: usize,
+    /// Tokens that take as long to compute as what a step does once, however many tokens it has: reading the weights.
+    pub fixed: usize,
+}
+
+impl DecodeBudget {
+    /// The same number of tokens, however many sequences decode.
+    pub fn of_tokens(tokens: usize) -> DecodeBudget {
+        DecodeBudget { least: tokens, fixed: 0 }
+    }
+
+    /// Budget of a step in which so many sequences decode.
+    pub fn of(self, decoding: usize) -> usize {
+        self.least.max(decoding + (3 * (decoding + self.fixed)).div_ceil(4))
+    }
 }
 
 /// Counts since the start.
@@ -153,8 +176,7 @@ impl Scheduler {
         let slots = swa_slots.max(1);
         // However many sequences decode, part of the budget is left for prefill.
         let (budget, all_logits) = (limits.budget.max(2 * slots), limits.all_logits.max(slots));
-        let decode_budget = limits.decode_budget.clamp(2 * slots, budget);
-        let limits = Limits { context, slots, budget, decode_budget, all_logits, ..limits };
+        let limits = Limits { context, slots, budget, all_logits, ..limits };
         let (waiting, running, ended) = (VecDeque::new(), Vec::new(), Vec::new());
         let (draft_model, trials, counts) =
             (DraftModelRecord::default(), Trials::default(), Counts::default());
@@ -317,6 +339,11 @@ impl Scheduler {
         }
     }
 
+    /// Token budget of a step in which so many sequences decode.
+    pub fn decode_budget(&self, decoding: usize) -> usize {
+        self.limits.decode_budget.of(decoding).min(self.limits.budget)
+    }
+
     fn preempt_newest(&mut self) {
         if let Some(newest) = self.running.len().checked_sub(1) {
             self.preempt(newest);
@@ -331,35 +358,37 @@ impl Scheduler {
         self.waiting.push_front(seq);
     }
 
-    /// Tokens that each running sequence gets in the next step: one if it decodes, and those that it computes again; an even
-    /// share of the remaining budget otherwise. Sequences that need all logits additionally share the smaller `all_logits`
-    /// budget. Of those whose input is not encoded yet only the first gets any.
+    /// Tokens that each running sequence gets in the next step: one if it decodes, and those that it computes again. Of the
+    /// remaining budget the oldest sequence in prefill gets half, and the others what is left, those with the fewest tokens
+    /// left first. Sequences that need all logits additionally share the smaller `all_logits` budget. Of those whose input is
+    /// not encoded yet only the first gets any.
     fn shares(&self) -> Vec<usize> {
-        let most = |s: &Seq| if s.all_logits { s.left().min(self.limits.all_logits) } else { s.left() };
         let mut shares: Vec<usize> =
             self.running.iter().map(|s| if s.decodes() { s.left() } else { 0 }).collect();
         let decoding = shares.iter().sum::<usize>();
-        let budget = if decoding > 0 { self.limits.decode_budget } else { self.limits.budget };
+        let budget = if decoding > 0 { self.decode_budget(decoding) } else { self.limits.budget };
         let mut budget = budget.saturating_sub(decoding);
         let mut scored_budget = self.limits.all_logits;
         let encodes = self.running.iter().position(Seq::will_encode);
         let may =
             |i: usize| !self.running[i].decodes() && (!self.running[i].will_encode() || encodes == Some(i));
         let mut prefilling: Vec<usize> = (0..shares.len()).filter(|i| may(*i)).collect();
-        // Sequences that need less than an even share leave the rest to the others.
-        prefilling.sort_by_key(|i| most(&self.running[*i]));
-        let mut left = prefilling.len();
-        let mut scored_left = prefilling.iter().filter(|i| self.running[**i].all_logits).count();
-        for i in prefilling {
+        let half = |i: usize| match self.running[i].all_logits {
+            true => scored_budget.min(budget).div_ceil(2),
+            false => budget.div_ceil(2),
+        };
+        let oldest = prefilling.first().map(|oldest| (*oldest, half(*oldest)));
+        prefilling.sort_by_key(|i| self.running[*i].left());
+        let each = prefilling.into_iter().map(|i| (i, usize::MAX));
+        for (i, most) in oldest.into_iter().chain(each) {
             let seq = &self.running[i];
-            shares[i] = seq.left().min(budget.div_ceil(left));
+            let mut more = (seq.left() - shares[i]).min(most).min(budget);
             if seq.all_logits {
-                shares[i] = shares[i].min(scored_budget.div_ceil(scored_left));
-                scored_budget -= shares[i];
-                scored_left -= 1;
+                more = more.min(scored_budget);
+                scored_budget -= more;
             }
-            budget -= shares[i];
-            left -= 1;
+            shares[i] += more;
+            budget -= more;
         }
         shares
     }
@@ -373,7 +402,7 @@ impl Scheduler {
         let decodes = |(seq, rows): (&Seq, &usize)| seq.decodes() && *rows == seq.left();
         let only_decoding = self.running.iter().zip(shares).all(decodes);
         let rows = shares.iter().sum();
-        let mut budget = if only_decoding { self.limits.decode_budget.saturating_sub(rows) } else { 0 };
+        let mut budget = if only_decoding { self.decode_budget(rows).saturating_sub(rows) } else { 0 };
         // Without room for drafts, too: guesses that are not computed are learned from.
         let lengths = self.draft_lengths(rows, budget);
         if lengths.loss > 0.0 {

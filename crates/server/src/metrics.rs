@@ -359,7 +359,7 @@ fn engine(page: &mut Page, handle: &EngineHandle) {
     let (info, stats, steps) = (handle.info(), handle.stats(), handle.steps());
     page.gauge(
         "vllm:decode_budget_tokens",
-        "Step budget, in tokens, while sequences are being decoded.",
+        "Step budget, in tokens, while all slots are being decoded.",
         stats.decode_budget.load(Ordering::Relaxed),
     );
     let (block, blocks) = (info.page_len.to_string(), info.pages.to_string());

@@ -16,7 +16,7 @@ use crate::block_pool::StateRow;
 use crate::kv_cache::KvShape;
 use crate::runner::SampleInput;
 use crate::sampler::{Sampler, Sampling};
-use crate::scheduler::Limits;
+use crate::scheduler::{DecodeBudget, Limits};
 
 const PROMPT: u32 = 14;
 const ROWS: usize = 6;
@@ -28,7 +28,14 @@ fn open(folder: &Path) -> (Runner<Cpu>, Scheduler, CacheTier) {
     let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let shape = KvShape { dtype: DType::F32, page_len: 4, pages: 16, swa_pages: 0, state_rows: ROWS };
     let runner = Runner::new(b, decoder, shape).unwrap();
-    let limits = Limits { context: 64, slots: 2, budget: 32, decode_budget: 32, all_logits: 8, drafts: None };
+    let limits = Limits {
+        context: 64,
+        slots: 2,
+        budget: 32,
+        decode_budget: DecodeBudget::of_tokens(32),
+        all_logits: 8,
+        drafts: None,
+    };
     let mut scheduler = Scheduler::new(limits, BlockPool::with_states(16, 4, ROWS));
     let settings = DiskCacheSettings { folder: folder.into(), bytes: 1 << 30, identity: Vec::new() };
     let disk =

@@ -19,7 +19,7 @@ impl Scheduler {
             return None;
         }
         let count = self.running.len();
-        let room = self.limits.decode_budget.saturating_sub(count);
+        let room = self.decode_budget(count).saturating_sub(count);
         if !self.draft_lengths(count, room).each.is_empty() {
             return None;
         }

@@ -94,7 +94,7 @@ impl Scheduler {
     pub(super) fn open_to_guess(&mut self) -> Vec<Option<Accuracy>> {
         let mtp = self.has_mtp();
         let rows = self.running.iter().map(Seq::left).sum();
-        let by_lookup = self.draft_lengths(rows, self.limits.decode_budget.saturating_sub(rows));
+        let by_lookup = self.draft_lengths(rows, self.decode_budget(rows).saturating_sub(rows));
         let accuracy = |(at, seq): (usize, &Seq)| {
             let model = seq.model.as_ref().filter(|model| !(mtp && model.lost));
             model.filter(|_| by_lookup.of(at) == 0).map(|model| model.accuracy)
@@ -117,9 +117,9 @@ impl Scheduler {
         let open = self.open_to_guess();
         let guessing = guessing(&open, |some| costs.of_model_guess(model, count, some, 1, has_states));
         let by_model = |at| costs.of_model_guess(model, count, guessing.max(1), at, has_states);
-        let chunk = self.limits.decode_budget;
         let left: usize = self.running.iter().map(Seq::left).sum();
-        let mut room = self.limits.decode_budget.saturating_sub(left);
+        let chunk = self.decode_budget(left);
+        let mut room = chunk.saturating_sub(left);
         let mut pages = self.pool.available().saturating_sub(count);
         let mut parts = Vec::new();
         self.draft_model.trials.save(costs.step.of(count, count));

@@ -76,7 +76,7 @@ impl Scheduler {
         let guessing = guessing(&open, |some| costs.of_model_guess(model, count, some, 1, again));
         let by_model = |at| costs.of_model_guess(model, count, guessing.max(1), at, again);
         let left: usize = self.running.iter().map(Seq::left).sum();
-        let mut room = self.limits.decode_budget.saturating_sub(left);
+        let mut room = self.decode_budget(left).saturating_sub(left);
         let mut pages = self.pool.available().saturating_sub(count);
         // However right its guesses, they may not pay.
         let may_pay = costs.of_model_guess(model, count, count, 1, again) < 1.0;

@@ -11,7 +11,7 @@ use tallow_engine::handle::{EngineHandle, Event, Failure, Info, Request, Running
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::Sampling;
-use tallow_engine::scheduler::Limits;
+use tallow_engine::scheduler::{DecodeBudget, Limits};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::golden;
@@ -95,8 +95,14 @@ fn start(path: &Path) -> RunningEngine {
         sampling: Sampling::default(),
         adapter_room: 0,
     };
-    let limits =
-        Limits { context: 64, slots: SLOTS, budget: 16, decode_budget: 16, all_logits: 8, drafts: None };
+    let limits = Limits {
+        context: 64,
+        slots: SLOTS,
+        budget: 16,
+        decode_budget: DecodeBudget::of_tokens(16),
+        all_logits: 8,
+        drafts: None,
+    };
     let runner = move || {
         let b = Cpu::new(Isa::best(), 2).map_err(|e| std::io::Error::other(e.to_string()))?;
         let decoder = Decoder::load(&b, &model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();

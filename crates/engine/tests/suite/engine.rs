@@ -13,7 +13,7 @@ use tallow_engine::engine::serve;
 use tallow_engine::failure::Unfit;
 use tallow_engine::handle::{EngineHandle, Event, Failure, Finish, Request};
 use tallow_engine::sampler::{LogitsNeeded, Sampler, Sampling};
-use tallow_engine::scheduler::{Limits, Scheduler};
+use tallow_engine::scheduler::{DecodeBudget, Limits, Scheduler};
 use tallow_support::PATIENCE;
 
 #[test]
@@ -281,7 +281,7 @@ fn an_answer_under_way_waits_for_small_steps_only() {
     let runner = runner(&model);
     let steps = runner.backend().steps.clone();
     steps.borrow_mut().clear();
-    let limits = Limits { budget: 64, decode_budget: 8, ..limits() };
+    let limits = Limits { budget: 64, decode_budget: DecodeBudget::of_tokens(8), ..limits() };
     serve(runner, Scheduler::new(limits, BlockPool::new(64, 4)), commands, alive);
     assert_eq!(*steps.borrow(), [&[64, 8, 8, 8, 8, 8, 6][..], &[1; 13]].concat());
     for (mut receiver, count) in [(answer, 20), (long, 1)] {

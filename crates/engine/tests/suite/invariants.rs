@@ -11,7 +11,8 @@ use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, DraftCosts, Limits, LogitsRows, NewSeq, Scheduler, SeqId, StepCost,
+    Batch, BatchPart, ClientId, DecodeBudget, DraftCosts, Limits, LogitsRows, NewSeq, Scheduler, SeqId,
+    StepCost,
 };
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
@@ -124,7 +125,8 @@ fn check<B: Backend>(
     };
     let shape = KvShape { dtype, page_len: s.page_len, pages, swa_pages: pool.swa_pages(), state_rows };
     let r = runner(make(s.threads), model, shape);
-    let (slots, budget, decode_budget) = (s.slots, s.budget, s.budget.div_ceil(2));
+    let (slots, budget) = (s.slots, s.budget);
+    let decode_budget = DecodeBudget::of_tokens(budget.div_ceil(2));
     let limits = Limits {
         context: 256,
         slots,

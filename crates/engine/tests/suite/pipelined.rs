@@ -19,7 +19,9 @@ use tallow_engine::kv_cache::KvShape;
 use tallow_engine::lora::{LoraId, LoraRef};
 use tallow_engine::runner::{Runner, SampleInput};
 use tallow_engine::sampler::{Choice, Sampler, Sampling};
-use tallow_engine::scheduler::{ClientId, DraftCosts, Limits, NewSeq, Scheduler, SeqId, StepCost};
+use tallow_engine::scheduler::{
+    ClientId, DecodeBudget, DraftCosts, Limits, NewSeq, Scheduler, SeqId, StepCost,
+};
 use tallow_models::Model;
 use tallow_models::adapter::AdapterFile;
 use tallow_models::decoder::Decoder;
@@ -132,7 +134,7 @@ fn one_after_another<B: Backend>(b: B, asked: &[Asked], adapters: usize) -> Vec<
         runner.load_lora(LoraId(index as u64), &adapter(index)).unwrap();
     }
     let tokenizer = info(&model, 512).tokenizer;
-    let limits = Limits { slots: 16, budget: 64, decode_budget: 64, ..limits() };
+    let limits = Limits { slots: 16, budget: 64, decode_budget: DecodeBudget::of_tokens(64), ..limits() };
     let mut scheduler = Scheduler::new(limits, BlockPool::new(512, 4));
     let mut all = Vec::new();
     for (i, Asked { request: r, adapter, .. }) in asked.iter().enumerate() {

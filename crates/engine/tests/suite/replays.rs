@@ -6,7 +6,7 @@ use tallow_core::{DType, Memory};
 use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{BatchPart, ClientId, Limits, NewSeq, Scheduler, SeqId};
+use tallow_engine::scheduler::{BatchPart, ClientId, DecodeBudget, Limits, NewSeq, Scheduler, SeqId};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::{golden, needed};
@@ -29,8 +29,14 @@ fn compare(family: &str, steps: usize) {
     let model = Model::open(&golden(family)).unwrap();
     let decoder = Decoder::load(&b, &model, CONTEXT, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let state_rows = if model.spec.is_recurrent() { 24 } else { 0 };
-    let limits =
-        Limits { context: CONTEXT, slots: 7, budget: 32, decode_budget: 32, all_logits: 8, drafts: None };
+    let limits = Limits {
+        context: CONTEXT,
+        slots: 7,
+        budget: 32,
+        decode_budget: DecodeBudget::of_tokens(32),
+        all_logits: 8,
+        drafts: None,
+    };
     let pool = BlockPool::with_states(PAGES, PAGE, state_rows);
     // No page more than they need.
     let pool = match model.spec.swa_window() {

@@ -3,14 +3,22 @@
 use tallow_engine::block_pool::{BlockPool, Chain};
 use tallow_engine::failure::Unfit;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, DraftCosts, Limits, LogitsRows, NewSeq, Scheduler, SeqId, StepCost,
+    Batch, BatchPart, ClientId, DecodeBudget, DraftCosts, Limits, LogitsRows, NewSeq, Scheduler, SeqId,
+    StepCost,
 };
 
 use crate::schedules::{follow, output};
 
 pub(super) fn scheduler(context: usize, slots: usize, budget: usize, pages: usize) -> Scheduler {
     Scheduler::new(
-        Limits { context, slots, budget, decode_budget: budget, all_logits: 8, drafts: None },
+        Limits {
+            context,
+            slots,
+            budget,
+            decode_budget: DecodeBudget::of_tokens(budget),
+            all_logits: 8,
+            drafts: None,
+        },
         BlockPool::new(pages, 4),
     )
 }
@@ -98,7 +106,14 @@ fn a_step_is_planned_ahead_where_it_can_be() {
 fn guesses_beside_a_prompt_are_learned_from() {
     // A guess must be right more often than is believed at first.
     let drafts = Some(DraftCosts::new(StepCost::Known { first: 1.0, more: 0.5 }, None));
-    let limits = Limits { context: 400, slots: 2, budget: 16, decode_budget: 5, all_logits: 8, drafts };
+    let limits = Limits {
+        context: 400,
+        slots: 2,
+        budget: 16,
+        decode_budget: DecodeBudget::of_tokens(5),
+        all_logits: 8,
+        drafts,
+    };
     let drafted_after = |steps: usize| {
         let mut s = Scheduler::new(limits, BlockPool::new(100, 4));
         let new = |id, tokens, drafts| NewSeq {
@@ -119,8 +134,11 @@ fn guesses_beside_a_prompt_are_learned_from() {
         while beside < steps {
             let batch = s.next_batch().unwrap();
             let samples = batch.parts[0].logits.samples();
-            assert!(batch.parts.iter().all(|part| part.drafted == 0) && batch.parts.len() == 2);
-            s.commit(&batch, &[Vec::from_iter(samples.then_some(next)), vec![]]);
+            assert!(batch.parts.iter().all(|part| part.drafted == 0));
+            // The longer prompt is computed beside the answer.
+            assert!(batch.parts.len() == 2 || beside == 0);
+            let sampled = [Vec::from_iter(samples.then_some(next)), vec![]];
+            s.commit(&batch, &sampled[..batch.parts.len()]);
             next += u32::from(samples);
             beside += usize::from(samples);
         }
@@ -164,8 +182,14 @@ fn a_long_prompt_does_not_hold_up_others() {
 /// Steps use the smaller decode budget while answers are streaming, and the full budget otherwise.
 #[test]
 fn steps_are_smaller_beside_answers() {
-    let limits =
-        Limits { context: 1000, slots: 4, budget: 64, decode_budget: 16, all_logits: 8, drafts: None };
+    let limits = Limits {
+        context: 1000,
+        slots: 4,
+        budget: 64,
+        decode_budget: DecodeBudget::of_tokens(16),
+        all_logits: 8,
+        drafts: None,
+    };
     let mut s = Scheduler::new(limits, BlockPool::new(400, 4));
     let rows = |batch: Batch| -> Vec<(u64, usize)> {
         batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect()
@@ -179,9 +203,21 @@ fn steps_are_smaller_beside_answers() {
     assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 11), (2, 4)]);
     assert_eq!(rows(step(&mut s).unwrap()), [(0, 1), (1, 15)]);
     assert_eq!(rows(step(&mut s).unwrap()), [(1, 64)]);
-    // A decode budget of 0 is raised, so that prompts always progress.
-    let limits = Limits { context: 100, slots: 4, budget: 64, decode_budget: 0, all_logits: 8, drafts: None };
-    assert_eq!(Scheduler::new(limits, BlockPool::new(400, 4)).limits().decode_budget, 8);
+    // Without tokens that any step may have there is still some prefill, so that prompts always progress.
+    let limits = Limits {
+        context: 100,
+        slots: 4,
+        budget: 64,
+        decode_budget: DecodeBudget::of_tokens(0),
+        all_logits: 8,
+        drafts: None,
+    };
+    let s = Scheduler::new(limits, BlockPool::new(400, 4));
+    assert_eq!([1, 3, 40].map(|decoding| s.decode_budget(decoding)), [2, 6, 64]);
+    // Three quarters of what a step costs without prefill: of 14, 16 and 22 tokens.
+    let limits = Limits { decode_budget: DecodeBudget { least: 16, fixed: 13 }, ..limits };
+    let s = Scheduler::new(limits, BlockPool::new(400, 4));
+    assert_eq!([1, 3, 9, 40].map(|decoding| s.decode_budget(decoding)), [16, 16, 26, 64]);
 }
 
 #[test]
@@ -205,7 +241,33 @@ fn prompts_to_be_scored_share_a_budget_of_their_own() {
     let batch = step(&mut s).unwrap();
     let rows: Vec<(u64, usize)> = batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect();
     // At most eight rows with all logits per step; the rest of the budget goes to the others.
-    assert_eq!(rows, [(0, 3), (1, 2), (2, 56), (3, 3)]);
+    assert_eq!(rows, [(0, 6), (1, 2), (2, 56)]);
+}
+
+/// Half of a step goes to the prompt that came first, the other half to the shortest.
+#[test]
+fn the_oldest_prompt_and_the_shortest_advance() {
+    let mut s = scheduler(1000, 4, 64, 400);
+    for (id, len) in [(0, 300), (1, 100), (2, 40), (3, 100)] {
+        submit(&mut s, id, vec![10 + id as u32; len], 1);
+    }
+    let rows = |batch: Batch| -> Vec<(u64, usize)> {
+        batch.parts.iter().map(|p| (p.id.0, p.tokens.len())).collect()
+    };
+    let steps: Vec<_> = std::iter::from_fn(|| step(&mut s)).map(rows).collect();
+    let both = |short: u64| vec![(0, 32), (short, 32)];
+    let expected = [
+        both(2),
+        vec![(0, 32), (1, 24), (2, 8)],
+        both(1),
+        both(1),
+        vec![(0, 32), (1, 12), (3, 20)],
+        both(3),
+        both(3),
+        vec![(0, 48), (3, 16)],
+        vec![(0, 28)],
+    ];
+    assert_eq!(steps, expected);
 }
 
 #[test]

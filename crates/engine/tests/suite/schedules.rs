@@ -9,8 +9,8 @@ use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::encoder_input::{EncoderOutput, InputDigest};
 use tallow_engine::failure::Unfit;
 use tallow_engine::scheduler::{
-    Batch, BatchPart, ClientId, DraftCosts, DraftModelCost, Guess, Limits, LogitsRows, NewSeq, Scheduler,
-    SeqId, StepCost,
+    Batch, BatchPart, ClientId, DecodeBudget, DraftCosts, DraftModelCost, Guess, Limits, LogitsRows, NewSeq,
+    Scheduler, SeqId, StepCost,
 };
 
 /// A request of a schedule.
@@ -361,7 +361,7 @@ proptest! {
         pages in 6usize..40,
         slots in 1usize..6,
         budget in 1usize..40,
-        decode_budget in 1usize..60,
+        (least, fixed) in (1usize..60, 0usize..20),
         context in 10usize..60,
         // Rows of recurrent states for snapshots, in a model that has any.
         snapshots in prop_oneof![1 => Just(None), 1 => (0usize..8).prop_map(Some)],
@@ -376,6 +376,7 @@ proptest! {
             DraftModelCost { step: StepCost::Known { first: step, more: step / 8.0 }, context, mtp }
         });
         let drafts = costs.map(|token| DraftCosts::new(StepCost::Known { first: 1.0, more: token }, model));
+        let decode_budget = DecodeBudget { least, fixed };
         let limits = Limits { context, slots, budget, decode_budget, all_logits: 3, drafts };
         let each = if ahead { 4 } else { 2 };
         let state_rows = snapshots.map_or(0, |snapshots| each * slots + snapshots);
@@ -453,8 +454,10 @@ proptest! {
                 known[&p.id].generated > 0 && newest && end == known[&p.id].tokens.len() && !encodes(p)
             };
             prop_assert!(batch.parts.iter().all(|p| p.drafted == 0 || decodes(p)));
-            if batch.parts.iter().any(decodes) {
-                prop_assert!(rows <= decode_budget.max(2 * slots));
+            let decoding: usize =
+                batch.parts.iter().filter(|p| decodes(p)).map(|p| p.tokens.len() - p.drafted).sum();
+            if decoding > 0 {
+                prop_assert!(rows <= least.max(decoding + (3 * (decoding + fixed)).div_ceil(4)));
             }
             let scored = batch.parts.iter().filter(|p| matches!(p.logits, LogitsRows::All { .. }));
             prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));

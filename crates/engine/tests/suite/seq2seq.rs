@@ -16,7 +16,7 @@ use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request, RunningE
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::{LogitsPolicy, Sampling};
-use tallow_engine::scheduler::{ClientId, Limits};
+use tallow_engine::scheduler::{ClientId, DecodeBudget, Limits};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_support::{PATIENCE, golden};
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -39,7 +39,14 @@ fn start_t5<B: Backend + 'static>(
         let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages, swa_pages: 0, state_rows: 0 };
         let runner = Runner::seq2seq(b, seq2seq, shape).map_err(Wrong::Device)?;
         let (budget, context) = (32, CONTEXT);
-        let limits = Limits { context, slots, budget, decode_budget: budget, all_logits: 8, drafts: None };
+        let limits = Limits {
+            context,
+            slots,
+            budget,
+            decode_budget: DecodeBudget::of_tokens(budget),
+            all_logits: 8,
+            drafts: None,
+        };
         Ok::<_, Wrong>((runner, limits))
     };
     spawn(|| Ok(info), runner).unwrap()

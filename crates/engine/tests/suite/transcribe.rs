@@ -12,7 +12,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{Info, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{ClientId, Limits};
+use tallow_engine::scheduler::{ClientId, DecodeBudget, Limits};
 use tallow_engine::transcribe::{Segment, TranscribeOptions, Transcriber};
 use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_models::speech::{Speech, SpeechTask};
@@ -38,7 +38,14 @@ fn transcriber() -> (RunningEngine, Transcriber, usize) {
             Seq2Seq::load(&b, &seq2seq, &mut |_, _| ControlFlow::Continue(())).map_err(Wrong::Load)?;
         let shape = KvShape { dtype: DType::F16, page_len, pages, swa_pages: 0, state_rows: 0 };
         let runner = Runner::seq2seq(b, seq2seq, shape).map_err(Wrong::Device)?;
-        let limits = Limits { context, slots, budget: 64, decode_budget: 64, all_logits: 8, drafts: None };
+        let limits = Limits {
+            context,
+            slots,
+            budget: 64,
+            decode_budget: DecodeBudget::of_tokens(64),
+            all_logits: 8,
+            drafts: None,
+        };
         Ok::<_, Wrong>((runner, limits))
     };
     let engine = spawn(|| Ok(info), runner).unwrap();

@@ -16,7 +16,7 @@ use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request, RunningE
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
 use tallow_engine::sampler::{Choice, Sampling};
-use tallow_engine::scheduler::Limits;
+use tallow_engine::scheduler::{DecodeBudget, Limits};
 use tallow_models::decoder::Decoder;
 use tallow_models::{LoadError, Model};
 use tallow_support::{PATIENCE, golden, json};
@@ -62,7 +62,14 @@ impl From<std::io::Error> for Wrong {
 }
 
 pub(crate) fn limits() -> Limits {
-    Limits { context: 128, slots: SLOTS, budget: 32, decode_budget: 32, all_logits: 8, drafts: None }
+    Limits {
+        context: 128,
+        slots: SLOTS,
+        budget: 32,
+        decode_budget: DecodeBudget::of_tokens(32),
+        all_logits: 8,
+        drafts: None,
+    }
 }
 
 pub(crate) fn start(pages: usize) -> RunningEngine {

@@ -45,8 +45,8 @@ pub struct Cpu {
     /// The file that weights are packed into, if not into memory.
     writer: Option<PackedFileWriter>,
     pub(super) trace: Trace,
-    /// Layers whose KV cache was written since memory was last touched ahead.
-    pub(super) untouched: Cell<usize>,
+    /// Bytes written to KV caches since memory was last touched ahead.
+    pub(super) written: Cell<usize>,
 }
 
 impl fmt::Debug for Cpu {
@@ -83,7 +83,7 @@ impl Cpu {
             beyond_memory: false,
             writer: None,
             trace: Trace::default(),
-            untouched: Cell::default(),
+            written: Cell::default(),
         })
     }
 

@@ -8,12 +8,13 @@ use super::device::Cpu;
 use crate::attention::{PageLayout, Spread, flush_tiny, scale_of};
 use crate::kernels::Kernels;
 use crate::mat::{Mat, MatMut};
+use crate::memory::HUGE;
 use crate::rowwise::NormTask;
 use crate::simd::F8;
 
-/// For so many layers that write their KV cache, one huge page of a KV cache is touched ahead of use: enough for steps of
-/// some tens of tokens, and little of their time.
-const LAYERS_A_TOUCH: usize = 12;
+/// For so many bytes that are written to KV caches a huge page is touched ahead: half of one, to be ahead soon, and not to make
+/// steps of few tokens longer than others.
+const WRITTEN_A_TOUCH: usize = HUGE / 2;
 
 /// Pages of a layer's KV cache (its keys or its values), to be written.
 enum PagesMut<'a> {
@@ -178,12 +179,14 @@ impl Cpu {
     /// of its huge pages takes milliseconds, and all layers of a sequence arrive at theirs in the same step.
     pub(super) fn touch_ahead(&self, kv: &LayerKv<'_, Cpu>, plan: &StepPlan<Cpu>) {
         let Some(last) = plan.max_page() else { return };
-        self.untouched.set(self.untouched.get().saturating_add(1));
         for t in [Some(kv.k), kv.v].into_iter().flatten() {
-            let used = (t.offset() + (last as usize + 1) * t.stride()) * t.dtype().size();
-            if self.untouched.get() >= LAYERS_A_TOUCH && t.buf().touch_ahead(used) {
-                self.untouched.set(0);
-            }
+            let page = t.stride() * t.dtype().size();
+            let more = plan.slots.cols() * (page / plan.host().page_len.max(1));
+            // What nobody was owed is not made up for at once later.
+            let written = (self.written.get() + more).min(2 * WRITTEN_A_TOUCH);
+            let used = t.offset() * t.dtype().size() + (last as usize + 1) * page;
+            let touched = written >= WRITTEN_A_TOUCH && t.buf().touch_ahead(used);
+            self.written.set(if touched { written - WRITTEN_A_TOUCH } else { written });
         }
     }
 }

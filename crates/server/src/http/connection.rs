@@ -1,13 +1,14 @@
 //! Accepts and serves connections, with limits on their number and on slow clients.
 
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::http::{Request, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioTimer;
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::http::connection_table::{ConnectionTable, SlotGuard};
+use crate::http::connection_table::{ConnectionSlot, ConnectionTable, SlotGuard};
 use crate::http::socket::{MAX_HEADER_BYTES, MAX_HEADERS, Socket, turn_away};
 
 /// Time limit for a request's headers, and for an idle connection.
@@ -99,9 +100,10 @@ async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<b
     let routes = TowerToHyperService::new(router);
     let service = service_fn(|mut request: Request<Incoming>| {
         slot.begin(request.version() == Version::HTTP_11);
+        slot.set_unread(!request.body().is_end_stream());
         request.extensions_mut().insert(slot.clone());
         client.and_then(|client| request.extensions_mut().insert(client));
-        routes.call(request)
+        routes.call(request.map(|body| RequestBody { body, slot: slot.clone() }))
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
@@ -127,41 +129,66 @@ async fn serve(stream: TcpStream, router: Router, mut closing: watch::Receiver<b
     }
 }
 
+/// A request's body, whose end is recorded.
+struct RequestBody {
+    body: Incoming,
+    slot: Arc<ConnectionSlot>,
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if self.body.is_end_stream() || matches!(frame, Poll::Ready(None)) {
+            self.slot.set_unread(false);
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::pin::Pin;
-    use std::task::{Context, Poll};
 
-    use axum::body::Body;
-    use axum::routing::get;
-    use hyper::body::Bytes;
+    use axum::body::Body as AnyBody;
+    use axum::routing::{get, post};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::time::Instant;
 
     use super::*;
-    use crate::http::socket::WRITE_TIMEOUT;
+    use crate::http::socket::{LINGER, WRITE_TIMEOUT};
 
     /// A body that never ends.
     struct Flood;
 
-    impl hyper::body::Body for Flood {
+    impl Body for Flood {
         type Data = Bytes;
         type Error = io::Error;
-        fn poll_frame(
-            self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-        ) -> Poll<Option<io::Result<hyper::body::Frame<Bytes>>>> {
-            Poll::Ready(Some(Ok(hyper::body::Frame::data(Bytes::from_static(&[0; 4096])))))
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[0; 4096])))))
         }
     }
 
-    /// A connection to a server that sends [`Flood`], and a task that ends with it.
+    /// A connection to a server that sends [`Flood`], or answers without reading a request, and a task that ends with it.
     async fn connect() -> (TcpStream, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let router = Router::new().route("/", get(|| async { Body::new(Flood) }));
+        let router = Router::new().route("/", get(|| async { AnyBody::new(Flood) }));
+        let router = router.route("/refused", post(|| async { "no" }));
         let closing = watch::Sender::new(false);
         let guard =
             Arc::new(ConnectionTable::new(1, 1)).enter(client.local_addr().unwrap().ip()).await.unwrap();
@@ -179,6 +206,33 @@ mod tests {
         client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         timeout(2 * WRITE_TIMEOUT, served).await.expect("it has ended").unwrap();
         assert!(begun.elapsed() >= WRITE_TIMEOUT, "but not at once");
+    }
+
+    const REFUSED: &[u8] = b"POST /refused HTTP/1.1\r\nhost: x\r\ncontent-length: 3000000\r\n\r\n";
+
+    /// A client that sends all of its request before it looks for an answer gets the one that was given long before.
+    #[tokio::test]
+    async fn who_is_refused_while_sending_learns_why() {
+        let (mut client, served) = connect().await;
+        client.write_all(REFUSED).await.unwrap();
+        for _ in 0..30 {
+            sleep(Duration::from_millis(2)).await;
+            client.write_all(&[b'x'; 100_000]).await.expect("it is read");
+        }
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 200 ") && answer.ends_with(b"no"));
+        drop(client);
+        timeout(LINGER, served).await.expect("it has ended").unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_never_ends_its_request_is_cut_off() {
+        let (mut client, served) = connect().await;
+        let begun = Instant::now();
+        client.write_all(REFUSED).await.unwrap();
+        timeout(2 * LINGER, served).await.expect("it has ended").unwrap();
+        assert!(begun.elapsed() >= LINGER, "but not at once");
     }
 
     #[tokio::test(start_paused = true)]

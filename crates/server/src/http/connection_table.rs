@@ -55,6 +55,8 @@ pub(crate) struct ConnectionSlot {
     is_stream: AtomicBool,
     /// True if any of the answer to the last request has been sent; true before the first request.
     is_answering: AtomicBool,
+    /// True if the body of the last request has not been read to its end.
+    has_unread: AtomicBool,
     begun: Instant,
     /// Time at which its client last sent or read something, in milliseconds since `begun`.
     active: AtomicU64,
@@ -221,6 +223,7 @@ impl ConnectionSlot {
             has_interim: AtomicBool::new(false),
             is_stream: AtomicBool::new(false),
             is_answering: AtomicBool::new(true),
+            has_unread: AtomicBool::new(false),
             begun,
             active: AtomicU64::new(0),
             evicted: AtomicBool::new(false),
@@ -258,6 +261,16 @@ impl ConnectionSlot {
         self.is_stream.store(false, Ordering::Relaxed);
         self.is_answering.store(false, Ordering::Relaxed);
         self.working();
+    }
+
+    /// Records whether some of its body is still to be read.
+    pub(crate) fn set_unread(&self, unread: bool) {
+        self.has_unread.store(unread, Ordering::Relaxed);
+    }
+
+    /// True if its client may still be sending the body of a request.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.has_unread.load(Ordering::Relaxed)
     }
 
     /// Records that its answer is an event stream.

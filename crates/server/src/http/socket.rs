@@ -24,6 +24,8 @@ pub(crate) const MAX_HEADERS: usize = 100;
 pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Time that a client may go without reading what it is sent.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time that a client may go on sending a request that was answered before it was read.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
 /// Interval of checks whether a half-closed client is gone altogether.
 const POLL_INTERVAL: Duration = Duration::from_millis(40);
 /// HTTP/2 connection preface.
@@ -51,6 +53,8 @@ pub(crate) struct Socket {
     preface: Option<usize>,
     /// An error response of ours in place of hyper's bare one, until it is sent.
     replacement: Option<ErrorResponse>,
+    /// End of the time in which the rest of a request is read that is already answered.
+    linger: Option<Pin<Box<Sleep>>>,
 }
 
 struct ErrorResponse {
@@ -70,6 +74,7 @@ impl Socket {
             flushed: true,
             preface: Some(0),
             replacement: None,
+            linger: None,
         }
     }
 
@@ -153,6 +158,22 @@ impl Socket {
             }
             if replacement.sent == replacement.bytes.len() {
                 self.replacement = None;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads and drops what the client still sends of a request that was answered early, until it closes its side or [`LINGER`]
+    /// is over. To close at once would make the system reset the connection, and the client lose an answer that it has
+    /// not read yet: why its request was refused.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let linger = self.linger.get_or_insert_with(|| Box::pin(sleep(LINGER)));
+        let mut bytes = [0; 8 << 10];
+        while !self.ended && linger.as_mut().poll(cx).is_pending() {
+            let mut piece = hyper::rt::ReadBuf::new(&mut bytes);
+            match ready!(Pin::new(&mut self.io).poll_read(cx, piece.unfilled())) {
+                Ok(()) if !piece.filled().is_empty() => {}
+                Ok(()) | Err(_) => self.ended = true,
             }
         }
         Poll::Ready(Ok(()))
@@ -261,7 +282,10 @@ impl Write for Socket {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
         ready!(this.poll_replacement(cx))?;
-        Pin::new(&mut this.io).poll_shutdown(cx)
+        if this.linger.is_none() {
+            ready!(Pin::new(&mut this.io).poll_shutdown(cx))?;
+        }
+        if this.connection.has_unread() { this.poll_linger(cx) } else { Poll::Ready(Ok(())) }
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -248,15 +248,8 @@ fn paced<B: Backend>(
 ) -> Result<Limits, Failed> {
     let timings = step_budget::time(runner, &limits, page_len, traits.compiles_kernels)?;
     let decode_budget = step_budget::decode_budget(&timings, limits.budget);
-    let beside = |decoding: usize| decode_budget.of(decoding).min(limits.budget);
     let steps = timings.iter().map(|(tokens, took)| format!("{tokens} tokens in {} ms", took.as_millis()));
     let steps: Vec<String> = steps.collect();
-    tracing::debug!(
-        "while one sequence is being decoded a step has up to {} tokens, while {} are, {} ({})",
-        beside(1),
-        limits.slots,
-        beside(limits.slots),
-        steps.join(", ")
-    );
+    tracing::debug!("{decode_budget:?}, as steps take: {}", steps.join(", "));
     Ok(Limits { decode_budget, ..limits })
 }

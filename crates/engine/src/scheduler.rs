@@ -129,7 +129,8 @@ impl DecodeBudget {
 
     /// Budget of a step in which so many sequences decode.
     pub fn of(self, decoding: usize) -> usize {
-        self.least.max(decoding + (3 * (decoding + self.fixed)).div_ceil(4))
+        // Prefill always advances.
+        self.least.max(decoding + (3 * (decoding + self.fixed) / 4).max(1))
     }
 }
 

@@ -213,11 +213,11 @@ fn steps_are_smaller_beside_answers() {
         drafts: None,
     };
     let s = Scheduler::new(limits, BlockPool::new(400, 4));
-    assert_eq!([1, 3, 40].map(|decoding| s.decode_budget(decoding)), [2, 6, 64]);
+    assert_eq!([1, 3, 40].map(|decoding| s.decode_budget(decoding)), [2, 5, 64]);
     // Three quarters of what a step costs without prefill: of 14, 16 and 22 tokens.
     let limits = Limits { decode_budget: DecodeBudget { least: 16, fixed: 13 }, ..limits };
     let s = Scheduler::new(limits, BlockPool::new(400, 4));
-    assert_eq!([1, 3, 9, 40].map(|decoding| s.decode_budget(decoding)), [16, 16, 26, 64]);
+    assert_eq!([1, 3, 9, 40].map(|decoding| s.decode_budget(decoding)), [16, 16, 25, 64]);
 }
 
 #[test]

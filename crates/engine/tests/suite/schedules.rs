@@ -457,7 +457,7 @@ proptest! {
             let decoding: usize =
                 batch.parts.iter().filter(|p| decodes(p)).map(|p| p.tokens.len() - p.drafted).sum();
             if decoding > 0 {
-                prop_assert!(rows <= least.max(decoding + (3 * (decoding + fixed)).div_ceil(4)));
+                prop_assert!(rows <= decode_budget.of(decoding));
             }
             let scored = batch.parts.iter().filter(|p| matches!(p.logits, LogitsRows::All { .. }));
             prop_assert!(scored.map(|p| p.tokens.len()).sum::<usize>() <= slots.max(3));

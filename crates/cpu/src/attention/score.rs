@@ -49,18 +49,16 @@ unsafe fn tiles<S: Simd, E: Element, const R: usize, const N: usize>(
             let keys: [*const E; N] = std::array::from_fn(|i| k[place(i).0].add(place(i).1));
             let ahead: [*const E; N] = std::array::from_fn(|i| k[place(i).0 + STREAMS]);
             let mut sums = [[S::splat(0.0); N]; R];
-            let whole = dim / line * line;
-            for d in (0..whole).step_by(line) {
-                for i in 0..N {
-                    if i * S::LANES % BLOCK == 0 {
-                        simd::prefetch_l2(ahead[i].wrapping_add(d * BLOCK));
+            // One loop: the compiler would unroll one over a line, and load the queries of all its elements at once, into more
+            // registers than there are.
+            for d in 0..dim {
+                if d % line == 0 {
+                    for i in 0..N {
+                        if i * S::LANES % BLOCK == 0 {
+                            simd::prefetch_l2(ahead[i].wrapping_add(d * BLOCK));
+                        }
                     }
                 }
-                for d in d..d + line {
-                    element::<S, E, R, N>(&keys, q.as_ptr(), d, &mut sums);
-                }
-            }
-            for d in whole..dim {
                 element::<S, E, R, N>(&keys, q.as_ptr(), d, &mut sums);
             }
             for r in 0..R {

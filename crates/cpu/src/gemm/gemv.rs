@@ -496,6 +496,10 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
                 $(
                     if all || r == $g / 4 {
                         dot_group::<L, F, T, $g>(int_sums, planes, codes, table);
+                        if const { F::SHAPE.bits == 3 && T > 2 } {
+                            // Three lines make eight groups: the compiler would unpack them all at once.
+                            part::<L, F, T>();
+                        }
                     }
                 )*
             }};

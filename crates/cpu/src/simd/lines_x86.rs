@@ -129,7 +129,8 @@ macro_rules! add_groups {
     };
 }
 
-/// As `Tile::add`.
+/// As `Tile::add`. A function of its own, as all here: with others in one, sums do not stay in registers.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
     // SAFETY: there are lines and bytes for each run; the caller guarantees the instruction set.
@@ -148,6 +149,7 @@ unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
 }
 
 /// As `IntTile::add`.
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
     // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
@@ -505,6 +507,7 @@ unsafe fn add_step<K: StepKind, const T: usize>(
 
 /// As `Tile::add`, one panel after the other: the sums of four rows and the weights fit into registers, and a line of weights is
 /// loaded once for four rows.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tile_avx2<K: RunKind, const T: usize>(t: &Tile<T>) {
     // SAFETY: there are lines, bytes, scales and sums for each run; the caller guarantees the instruction set.
@@ -527,6 +530,7 @@ unsafe fn tile_avx2<K: RunKind, const T: usize>(t: &Tile<T>) {
 }
 
 /// As `IntTile::add`, one panel after the other. With minimums, pairs in 16 bits are multiplied by the factor of their run.
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn int_tile_avx2<K: IntKind, const T: usize>(t: &IntTile<T>) {
     // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.

@@ -326,7 +326,7 @@ impl<B: Memory> StepPlan<B> {
     }
 
     /// No KV cache page of the step is larger.
-    pub(crate) fn max_page(&self) -> Option<u32> {
+    pub fn max_page(&self) -> Option<u32> {
         self.max_page
     }
 

@@ -19,12 +19,14 @@ const PAGED: usize = 1 << 20;
 /// Larger buffers are not kept for the next step: they are KV caches, or belong to one unusual request.
 const KEPT: usize = 64 << 20;
 /// Alignment of huge pages, where the system has them.
-const HUGE: usize = 2 << 20;
+pub(crate) const HUGE: usize = 2 << 20;
 /// Regions of at least this size begin anywhere in a huge page, each elsewhere. The KV caches of all layers are filled alike:
 /// would they begin at the same place, a step would have to wait now and then for a new huge page in every one of them.
 const STAGGERED: usize = 4 * HUGE;
 /// Places of regions in huge pages: multiples of the golden ratio spread evenly, however many there are.
 const STAGGER: usize = 316 * PAGE;
+/// Bytes of a KV cache behind those in use that are touched before they are needed.
+const AHEAD: usize = 2 * HUGE;
 /// Alignment of weights: kernels prefetch by pages.
 const PAGE: usize = 4096;
 /// Least size of a region for weights. Where memory is not mapped by pages, each weight has its own region.
@@ -39,6 +41,8 @@ struct Allocation {
     start: NonNull<u8>,
     len: usize,
     home: Home,
+    /// Bytes from the start that have been touched ahead of use.
+    ahead: Cell<usize>,
 }
 
 enum Home {
@@ -53,7 +57,7 @@ enum Home {
 impl Buf {
     /// A part of a mapped file.
     pub(crate) fn mapped(start: NonNull<u8>, len: usize, map: Rc<dyn Any>) -> Buf {
-        Buf(Rc::new(Allocation { start, len, home: Home::File { _map: map } }))
+        Buf(Rc::new(Allocation { start, len, home: Home::File { _map: map }, ahead: Cell::new(0) }))
     }
 
     /// Has the system read it from the disk without waiting for that, if it is a part of a mapped file.
@@ -66,6 +70,30 @@ impl Buf {
             // SAFETY: the pages of the range are mapped, as it is; the advice changes no contents.
             unsafe { libc::madvise(start.cast(), self.len() + skipped, libc::MADV_WILLNEED) };
         }
+    }
+
+    /// Touches the next huge page of a large buffer that is filled from its start, of which `used` bytes are in use, if less
+    /// than [`AHEAD`] behind these has been. True if there was one to touch.
+    pub(crate) fn touch_ahead(&self, used: usize) -> bool {
+        let (all, first) = (&self.0, self.start().addr() % HUGE);
+        if !matches!(all.home, Home::Arena(..)) || all.len < STAGGERED {
+            return false;
+        }
+        // What is in use has been touched, and with it the huge page that it ends in.
+        let huge_end = |bytes: usize| ((first + bytes).next_multiple_of(HUGE) - first).min(all.len);
+        let done = all.ahead.get().max(huge_end(used));
+        if done >= used.saturating_add(AHEAD).min(all.len) {
+            return false;
+        }
+        let end = huge_end(done + 1);
+        #[cfg(target_os = "linux")]
+        // SAFETY: the range is a part of this buffer's mapping; touching it changes no contents. Before Linux 5.14 it is
+        // refused, and the pages are touched when they are needed.
+        unsafe {
+            libc::madvise(self.start().wrapping_add(done).cast(), end - done, libc::MADV_POPULATE_WRITE)
+        };
+        all.ahead.set(end);
+        true
     }
 
     pub(crate) fn start(&self) -> *mut u8 {
@@ -125,7 +153,7 @@ impl Arena {
             None => Region::new(len)?,
         };
         let (start, home) = (region.start, Home::Arena(Some(region), Rc::downgrade(self)));
-        Some(Buf(Rc::new(Allocation { start, len, home })))
+        Some(Buf(Rc::new(Allocation { start, len, home, ahead: Cell::new(0) })))
     }
 
     /// Allocates zeroed memory.
@@ -148,7 +176,7 @@ impl Arena {
         *shelf = (Rc::downgrade(&all), at + len);
         // SAFETY: `at..at + len` lies within the region, in a part that no other weight has.
         let start = unsafe { all.start.add(at) };
-        Some(Buf(Rc::new(Allocation { start, len, home: Home::Shelf { _whole: all } })))
+        Some(Buf(Rc::new(Allocation { start, len, home: Home::Shelf { _whole: all }, ahead: Cell::new(0) })))
     }
 }
 
@@ -306,6 +334,27 @@ mod tests {
                 buf.start().add(buf.len() - 1).write(1);
             }
         }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_buffer_is_touched_ahead_piece_by_piece() {
+        let arena = Rc::new(Arena::default());
+        let buf = arena.alloc(STAGGERED).unwrap();
+        let first = HUGE - buf.start().addr() % HUGE;
+        // The first huge page, whole or not, and those behind it.
+        assert!(buf.touch_ahead(1));
+        assert_eq!(buf.0.ahead.get(), first + HUGE);
+        while buf.touch_ahead(1) {}
+        assert!((1 + AHEAD..1 + AHEAD + HUGE).contains(&buf.0.ahead.get()));
+        assert!(buf.touch_ahead(AHEAD));
+        while buf.touch_ahead(STAGGERED) {}
+        assert_eq!(buf.0.ahead.get(), STAGGERED);
+        // SAFETY: the buffer has that many bytes, and nobody else uses it.
+        assert!(unsafe { std::slice::from_raw_parts(buf.start(), buf.len()) }.iter().all(|x| *x == 0));
+        // Small ones and weights are none of its business.
+        assert!(!arena.alloc(STAGGERED / 2).unwrap().touch_ahead(1));
+        assert!(!arena.alloc_weights(STAGGERED).unwrap().touch_ahead(1));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! [`Cpu`]: the device, which splits the work of ops into pieces for its threads.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::time::Instant;
@@ -45,6 +45,8 @@ pub struct Cpu {
     /// The file that weights are packed into, if not into memory.
     writer: Option<PackedFileWriter>,
     pub(super) trace: Trace,
+    /// Bytes written to KV caches since memory was last touched ahead.
+    pub(super) written: Cell<usize>,
 }
 
 impl fmt::Debug for Cpu {
@@ -81,6 +83,7 @@ impl Cpu {
             beyond_memory: false,
             writer: None,
             trace: Trace::default(),
+            written: Cell::default(),
         })
     }
 

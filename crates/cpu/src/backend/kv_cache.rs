@@ -8,8 +8,13 @@ use super::device::Cpu;
 use crate::attention::{PageLayout, Spread, flush_tiny, scale_of};
 use crate::kernels::Kernels;
 use crate::mat::{Mat, MatMut};
+use crate::memory::HUGE;
 use crate::rowwise::NormTask;
 use crate::simd::F8;
+
+/// For so many bytes that are written to KV caches a huge page is touched ahead: half of one, to be ahead soon, and not to make
+/// steps of few tokens longer than others.
+const WRITTEN_A_TOUCH: usize = HUGE / 2;
 
 /// Pages of a layer's KV cache (its keys or its values), to be written.
 enum PagesMut<'a> {
@@ -165,6 +170,23 @@ impl<'a> CacheWriter<'a> {
             let value = Place { elements: self.layout.value(head, slot), scale: scale(head) };
             // SAFETY: as above.
             unsafe { pages.put(self.kernels, page, &value, v) };
+        }
+    }
+}
+
+impl Cpu {
+    /// Touches memory of a KV cache before tokens are written there. Where the system has to find and clear memory first, each
+    /// of its huge pages takes milliseconds, and all layers of a sequence arrive at theirs in the same step.
+    pub(super) fn touch_ahead(&self, kv: &LayerKv<'_, Cpu>, plan: &StepPlan<Cpu>) {
+        let Some(last) = plan.max_page() else { return };
+        for t in [Some(kv.k), kv.v].into_iter().flatten() {
+            let page = t.stride() * t.dtype().size();
+            let more = plan.slots.cols() * (page / plan.host().page_len.max(1));
+            // What nobody was owed is not made up for at once later.
+            let written = (self.written.get() + more).min(2 * WRITTEN_A_TOUCH);
+            let used = t.offset() * t.dtype().size() + (last as usize + 1) * page;
+            let touched = written >= WRITTEN_A_TOUCH && t.buf().touch_ahead(used);
+            self.written.set(if touched { written - WRITTEN_A_TOUCH } else { written });
         }
     }
 }

@@ -115,6 +115,7 @@ impl Backend for Cpu {
 
     fn kv_write(&self, op: &KvWrite<'_, Cpu>) -> Result<()> {
         let (k, v) = (Mat::<f32>::new(op.k), op.v.map(Mat::<f32>::new));
+        self.touch_ahead(&op.kv, op.plan);
         let writer = CacheWriter::new(self.kernels, op.kv, op.plan, op.heads.dim);
         self.by_tokens(k.rows, 4 * op.k.len(), |_, token| {
             // SAFETY: each token belongs to one piece.
@@ -324,6 +325,7 @@ impl Backend for Cpu {
             dim: heads.dim,
         };
         let (for_q, for_k) = (prep(|n| &n.q), prep(|n| &n.k));
+        self.touch_ahead(&op.kv, op.plan);
         let writer = CacheWriter::new(self.kernels, op.kv, op.plan, heads.dim);
         let out = self.alloc(DType::F32, qkv.rows, heads.q_cols())?;
         let (m, kernels) = (MatMut::<f32>::new(&out), self.kernels);
@@ -351,6 +353,7 @@ impl Backend for Cpu {
             Prep { norm: Some(norm_task(op.norm)), rope: None, dim: latent },
             Prep { norm: None, rope, dim: others },
         );
+        self.touch_ahead(&op.kv, op.plan);
         let writer = CacheWriter::new(self.kernels, op.kv, op.plan, dim);
         let kernels = self.kernels;
         self.by_tokens(x.rows, 8 * op.x.len(), |scratch, token| {

@@ -23,7 +23,7 @@ use crate::memory::Buf;
 pub use writer::PackedFileWriter;
 
 /// Version of this layout and that of packed weights: raised when either changes, which a test notices.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 pub(crate) const MAGIC: &[u8; 8] = b"tallowpk";
 /// Bytes of the header, and what weights are aligned to: kernels prefetch by pages.
 pub(crate) const PAGE: usize = 4096;

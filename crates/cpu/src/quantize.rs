@@ -113,6 +113,9 @@ impl QuantizeOut<'_> {
                 let words = out.part(0, at / kind.per_word()..(at + x.len()) / kind.per_word());
                 match *kind {
                     RowSums::Begin { run: 16, bias } => fill::<1>(words, sums, |s| begin(bias, s[0])),
+                    RowSums::Begin { run: CHUNK, bias } => {
+                        fill::<16>(words, sums, |s| begin(bias, s.iter().sum()))
+                    }
                     RowSums::Begin { bias, .. } => fill::<2>(words, sums, |s| begin(bias, s[0] + s[1])),
                     RowSums::Mins => fill::<2>(words, sums, |s| (-((s[0] + s[1]) as f32)).to_bits()),
                     RowSums::Pairs { run: 16 } => fill::<2>(words, sums, |s| pair(s[0], s[1])),

@@ -42,7 +42,7 @@ pub struct Coding {
     pub table: Option<[i8; 16]>,
     /// Number subtracted from each code. 8-bit codes and values of a table are signed and have none.
     pub bias: u8,
-    /// Weights that share a scale: 16 or 32, or a multiple of 32 where they share a zero point too.
+    /// Weights that share a scale: 16, 32 or 256, or a multiple of 32 where they share a zero point too.
     pub run: usize,
     /// Kind of the scales.
     pub scales: Scales,

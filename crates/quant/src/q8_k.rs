@@ -47,7 +47,7 @@ impl Block for Q8K {
 }
 
 impl Coded for Q8K {
-    const CODING: Coding = Coding { bits: 8, table: None, bias: 0, run: 32, scales: Scales::F32 };
+    const CODING: Coding = Coding { bits: 8, table: None, bias: 0, run: 256, scales: Scales::F32 };
 
     #[inline(always)]
     fn unsigned_codes(&self, out: &mut [u8]) {

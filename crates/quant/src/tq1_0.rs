@@ -85,7 +85,7 @@ impl Block for TQ1_0 {
 }
 
 impl Coded for TQ1_0 {
-    const CODING: Coding = Coding { bits: 2, table: None, bias: 0, run: 16, scales: Scales::NibblesMin };
+    const CODING: Coding = Coding { bits: 2, table: None, bias: 1, run: 256, scales: Scales::F32 };
 
     #[inline(always)]
     fn unsigned_codes(&self, out: &mut [u8]) {
@@ -93,9 +93,6 @@ impl Coded for TQ1_0 {
     }
 
     fn write_scales(&self, to: &mut impl ScaleSink) {
-        // -1, 0 and 1 times d, as d * code - d * 1: the factors of each run are 1 and 1.
-        to.f16(0, self.d);
-        to.f16(1, self.d);
-        (0..16).for_each(|run| to.factor(run, 0x11));
+        to.f32(self.d.get());
     }
 }

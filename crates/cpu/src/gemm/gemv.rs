@@ -361,6 +361,13 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
     unsafe {
         let header = Header::<L>::new::<F>(from, x.layout, CHUNK, is_strided::<L, T>(&prefetch));
         let mut all = [L::words(0); T];
+        // Of codes of two bits, where they lie.
+        let mut quarters = [[L::words(0); T]; 4];
+        if const { F::SHAPE.is_one_run() } {
+            for i in 0..T {
+                all[i] = L::repeat(x.row_sums.add(i * Rows::<F>::ROW_SUMS).cast());
+            }
+        }
         for at in 0..CHUNK / SUBBLOCK {
             let planes = from.add(shape.head(CHUNK) + at * LINE * shape.bits);
             if is_strided::<L, T>(&prefetch) {
@@ -370,6 +377,15 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
                 for line in 0..shape.bits {
                     L::touch(planes.add(line * LINE));
                 }
+            }
+            if const { F::SHAPE.is_one_run() } {
+                let codes = x.codes.add(at * SUBBLOCK);
+                match const { has_quarter_sums::<L, F, T>() } {
+                    true => dot_quarters::<L, F, T>(&mut quarters, planes, codes),
+                    false => dot_step::<L, F, T>(&mut all, 0, planes, codes, x.layout.table::<L>()),
+                }
+                part::<L, F, T>();
+                continue;
             }
             if const { L::SUMS_IN_16_BITS && Kind::<F>::MINS > 0 } {
                 // Nothing is added to the products of a run before its factor.
@@ -424,6 +440,14 @@ unsafe fn multiply_int<L: Lines, F: HasPackedKind, const T: usize>(
                     };
                 }
                 part::<L, F, T>();
+            }
+        }
+        if const { has_quarter_sums::<L, F, T>() } {
+            for i in 0..T {
+                let [first, second, third, fourth] = quarters.map(|of_rows| of_rows[i]);
+                let low = L::add(first, L::right_signed::<2>(second));
+                let high = L::add(L::right_signed::<4>(third), L::right_signed::<6>(fourth));
+                all[i] = L::add(all[i], L::add(low, high));
             }
         }
         let scales = header.scales();
@@ -482,8 +506,8 @@ unsafe fn dot_step<L: Lines, F: HasPackedKind, const T: usize>(
         if const { L::SUMS_IN_16_BITS && Kind::<F>::GROUPS > 1 } {
             return dot_in_pairs::<L, F, Kind<F>, T>(int_sums, r, planes, codes, table, L::words(0x1_0001));
         }
-        let all = const { F::SHAPE.step() == SUBBLOCK };
-        if const { has_nibble_sums::<L, F, T>() && F::SHAPE.step() == SUBBLOCK } {
+        let all = const { F::SHAPE.step() >= SUBBLOCK };
+        if const { has_nibble_sums::<L, F, T>() && F::SHAPE.step() >= SUBBLOCK } {
             let mut high = [L::words(0); T];
             dot_nibbles::<L, F, T>([int_sums, &mut high], planes, codes);
             for i in 0..T {
@@ -538,6 +562,35 @@ unsafe fn dot_nibbles<L: Lines, F: HasPackedKind, const T: usize>(
     }
 }
 
+/// True if codes of two bits are multiplied where they lie, in bytes that are up to 64 times as large: that saves shifts, but takes
+/// sums of their own, which nothing may be done with within a chunk.
+const fn has_quarter_sums<L: Lines, F: HasPackedKind, const T: usize>() -> bool {
+    L::BIASED && F::SHAPE.bits == 2 && F::SHAPE.is_one_run() && 8 + 4 * T <= L::LINES
+}
+
+/// Adds the products of the codes of a sub-block, those in the lowest two bits of bytes first, and then 4, 16 and 64 times those of
+/// the others.
+#[inline(always)]
+unsafe fn dot_quarters<L: Lines, F: HasPackedKind, const T: usize>(
+    sums: &mut [[L::I; T]; 4],
+    planes: *const u8,
+    codes: *const u8,
+) {
+    // SAFETY: the caller guarantees a sub-block of two lines at `planes` and its codes, and has the instruction set.
+    unsafe {
+        for half in 0..2 {
+            let w = L::load(planes.add(half * LINE));
+            for (j, sums) in sums.iter_mut().enumerate() {
+                let quarter = L::and(w, L::bytes(3 << (2 * j)));
+                for i in 0..T {
+                    let codes = codes.add(i * CHUNK + 16 * half + 4 * j);
+                    sums[i] = dot4::<L, Kind<F>>(sums[i], quarter, L::repeat(codes));
+                }
+            }
+        }
+    }
+}
+
 /// Ends a part of a sub-block: the compiler would keep lines that several parts read, in more registers than there may be.
 #[inline(always)]
 fn part<L: Lines, F: HasPackedKind, const T: usize>() {
@@ -578,7 +631,7 @@ unsafe fn dot_in_pairs<L: Lines, F: HasPackedKind, K: StepKind, const T: usize>(
     }
     // SAFETY: the caller upholds the same contract.
     unsafe {
-        match const { (K::GROUPS, K::STEP == SUBBLOCK) } {
+        match const { (K::GROUPS, K::STEP >= SUBBLOCK) } {
             (8, _) => add!(0 4 1 5 2 6 3 7),
             (4, true) => {
                 add!(0 4 1 5);

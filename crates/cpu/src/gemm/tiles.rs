@@ -144,11 +144,8 @@ struct IntScaleTile<L, F>(PhantomData<(L, F)>);
 
 impl<L: Lines, F: HasPackedKind> RowKernel<GemmTask<'_>> for IntScaleTile<L, F> {
     // Eight groups are sums of 32 inputs.
-    const MAX_ROWS: usize = if F::SHAPE.has_mins() && Kind::<F>::RUN_GROUPS == 8 {
-        L::GEMM_ROWS
-    } else {
-        L::GEMM_ROWS_OF_SHORT_SUMS
-    };
+    const MAX_ROWS: usize =
+        if Kind::<F>::RUN_GROUPS == 8 { L::GEMM_ROWS } else { L::GEMM_ROWS_OF_SHORT_SUMS };
 
     #[inline(always)]
     unsafe fn tile<const T: usize>(t: &mut GemmTask<'_>, row: usize) {

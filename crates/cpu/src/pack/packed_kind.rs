@@ -19,6 +19,7 @@ macro_rules! packed_kinds {
             F16(16, 16, 32, Plain)
             BF16(16, 16, 32, Plain)
             TwoF16(2, 2, 32, F16)
+            TwoF32(2, 2, 256, F32)
             TwoNibbles(2, 2, 16, NibblesMin)
             ThreeBytes(3, 3, 16, Bytes)
             ThreeTableBytes(3, 7, 16, Bytes)
@@ -36,7 +37,7 @@ macro_rules! packed_kinds {
             FiveMin(5, 5, 32, BytesMin)
             SixBytes(6, 6, 16, Bytes)
             EightF16(8, 8, 32, F16)
-            EightF32(8, 8, 32, F32)
+            EightF32(8, 8, 256, F32)
             EightFloats(8, 8, 32, PlainF32)
         }
     };

@@ -27,7 +27,7 @@ pub(crate) struct PanelShape {
     /// Bits of the values that codes stand for: of an unsigned number, to which a bias was added; or 8, a signed byte. More than
     /// `bits` where codes index a table.
     pub value_bits: usize,
-    /// Inputs that share a scale: 16 or 32.
+    /// Inputs that share a scale: 16, 32 or all of a chunk.
     pub run: usize,
     /// log2 of the runs that share a scale and a zero point. Known at run time only: 0 in the shape of a kind.
     pub shared: u32,
@@ -83,6 +83,11 @@ impl PanelShape {
         matches!(self.scales, Scales::Bytes | Scales::BytesMin | Scales::NibblesMin | Scales::F32)
     }
 
+    /// True if all weights of a chunk share a scale, and the sums of their products have no factors.
+    pub(crate) const fn is_one_run(&self) -> bool {
+        self.run == CHUNK
+    }
+
     /// True if the sum of products of 16 codes with `i8` inputs fits into 16 bits.
     pub(crate) const fn is_narrow(&self) -> bool {
         self.value_bits <= 4
@@ -109,7 +114,7 @@ impl PanelShape {
 
     /// Inputs whose products are summed before they are scaled.
     pub(crate) const fn step(&self) -> usize {
-        if self.has_int_scales() && self.is_narrow() { 16 } else { self.run }
+        if self.has_int_scales() && self.is_narrow() && !self.is_one_run() { 16 } else { self.run }
     }
 
     /// True if runs have a min, which is subtracted or added.

@@ -159,9 +159,12 @@ unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
         let mut all = [[_mm512_setzero_si512(); T]; 2];
         for step in (0..IntTile::<T>::steps::<K>()).step_by(if are_joined { 2 } else { 1 }) {
             let (mut int_sums, codes, rows) = t.begin::<Avx512, K>(step);
-            add_groups!(int_sums, codes, rows, 0 1 2 3);
-            if K::STEP == 32 || are_joined {
-                add_groups!(int_sums, codes, rows, 4 5 6 7);
+            for some in (0..K::STEP / 4).step_by(8) {
+                let (codes, rows) = (codes.map(|c| c.add(64 * some)), rows.map(|r| r.add(4 * some)));
+                add_groups!(int_sums, codes, rows, 0 1 2 3);
+                if K::STEP >= 32 || are_joined {
+                    add_groups!(int_sums, codes, rows, 4 5 6 7);
+                }
             }
             if are_joined {
                 // Sums of 32 inputs do not fit 16 bits.
@@ -487,9 +490,12 @@ unsafe fn add_step<K: StepKind, const T: usize>(
     // SAFETY: the caller guarantees the lines and the bytes.
     unsafe {
         if const { K::WIDE } {
-            add_wide!(int_sums, codes, rows, ones, 0 1 2 3);
-            if const { K::STEP == 32 } {
-                add_wide!(int_sums, codes, rows, ones, 4 5 6 7);
+            for some in (0..K::STEP / 4).step_by(8) {
+                let (codes, rows) = (codes.add(64 * some), rows.map(|r| r.add(4 * some)));
+                add_wide!(int_sums, codes, rows, ones, 0 1 2 3);
+                if const { K::STEP >= 32 } {
+                    add_wide!(int_sums, codes, rows, ones, 4 5 6 7);
+                }
             }
             return;
         }

@@ -1,4 +1,4 @@
-//! Speed of linear layers by format: `cargo run --release -p tallow-cpu --example linear_speed [THREADS]
+//! Speed of linear layers by format: `cargo run --release -p tallow-cpu --example linear_speed [isa=avx512] [THREADS]
 //! [ROWS,ROWS,...] [FORMAT...]`.
 //!
 //! GEMV (one row of x) is compared with the memory bandwidth, GEMM (many rows) with the peak multiply rate. Several
@@ -16,12 +16,14 @@ const INPUTS: usize = 1024;
 const WEIGHTS: usize = 256 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    let isa = args.first().and_then(|a| a.strip_prefix("isa=")).map_or(Ok(Isa::best()), str::parse)?;
+    args.retain(|a| !a.starts_with("isa="));
     let threads = args.first().map_or(Ok(2), |t| t.parse())?;
     let rows = args.get(1).map_or("1,2,4,8,16,64,512", |r| r).split(',').map(str::parse);
     let rows = rows.collect::<Result<Vec<usize>, _>>()?;
     let wanted = |f: &Format| args.len() < 3 || args[2..].iter().any(|a| a.eq_ignore_ascii_case(f.name()));
-    let b = Cpu::new(Isa::best(), threads)?;
+    let b = Cpu::new(isa, threads)?;
     let memory = b.read_probe(WEIGHTS)?;
     println!("{}", b.label());
     for format in Format::ALL.into_iter().filter(wanted) {

@@ -7,6 +7,7 @@
 
 use half::{bf16, f16};
 use tallow_core::{Activation, RopePairs};
+use tallow_quant::Scales;
 
 use crate::attention::{self, AttendTask, Pages, Stage};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -15,7 +16,7 @@ use crate::attention::{tile_units::Amx, tiles};
 use crate::gemm::amx as gemm_amx;
 use crate::gemm::{self, Activated, Bf16Task, Chunk, Finish, FloatGemmTask, GemmTask, GemvTask, Plain};
 use crate::isa::Isa;
-use crate::pack::PackedLayout;
+use crate::pack::{PackedLayout, PanelShape};
 use crate::prefetch::Prefetch;
 use crate::quantize::{self, QuantizeOut};
 use crate::recurrent::{self, CausalConvTask, GatedDeltaTask};
@@ -40,10 +41,12 @@ pub(crate) struct Kernels {
     pub unpack: fn(&PackedLayout, &[u8], usize, &mut Chunk),
     /// Dequantizes a chunk to f32, with scratch memory for the codes.
     pub unpack_plain: fn(&PackedLayout, &[u8], usize, &mut Chunk, &mut Plain),
-    /// Most rows that are multiplied by GEMV; more take GEMM.
-    pub gemv_max_rows: usize,
-    /// The same for weights of signed bytes, in several passes.
-    pub gemv_max_rows_of_bytes: usize,
+    /// Rows that GEMV multiplies at a time.
+    gemv_rows: usize,
+    /// Most rows for which codes take GEMV; more take GEMM.
+    gemv_max_rows: usize,
+    /// The same for signed bytes and floats.
+    gemv_max_rows_of_bytes: usize,
     /// GEMV: multiplies a pair of packed panels with a few rows.
     pub gemv: fn(&mut GemvTask<'_>),
     /// GEMM: multiplies an unpacked chunk of a pair of panels with many rows.
@@ -156,6 +159,7 @@ macro_rules! table {
             pub(super) const TABLE: Kernels = Kernels {
                 isa: $isa,
                 biased: <$lines as Lines>::BIASED,
+                gemv_rows: <$lines as Lines>::GEMV_ROWS,
                 gemv_max_rows: <$lines as Lines>::GEMV_MAX_ROWS,
                 gemv_max_rows_of_bytes: <$lines as Lines>::GEMV_MAX_ROWS_OF_BYTES,
                 bf16: None,
@@ -223,6 +227,9 @@ static AMX: Kernels = Kernels {
         true => unsafe { gemm_amx::gemm(t) },
         false => (avx512::TABLE.gemm)(t),
     },
+    // Tiles multiply more than 12 rows faster.
+    gemv_max_rows: avx512::TABLE.gemv_rows,
+    gemv_max_rows_of_bytes: avx512::TABLE.gemv_rows,
     // SAFETY: as above.
     bf16: Some(|t| unsafe { gemm_amx::bf16::multiply(t) }),
     // SAFETY: as above.
@@ -238,6 +245,16 @@ static AMX: Kernels = Kernels {
 };
 
 impl Kernels {
+    /// Most rows that weights of this shape are multiplied with by GEMV; more take GEMM.
+    pub(crate) fn gemv_max_rows(&self, shape: &PanelShape) -> usize {
+        match shape.scales {
+            // FP8, which takes long to widen.
+            Scales::PlainF32 => self.gemv_rows,
+            _ if shape.is_bytes() || shape.is_plain() => self.gemv_max_rows_of_bytes,
+            _ => self.gemv_max_rows,
+        }
+    }
+
     /// The kernels for `isa`, if this CPU has it.
     pub(crate) fn new(isa: Isa) -> Option<&'static Kernels> {
         let table = match isa {

@@ -279,12 +279,8 @@ pub(crate) fn add_product(
             multiply(&mut Bf16Task { w, pair, x, rows, sums, prefetch });
         });
     }
-    let gemv_max_rows = |w: &PackedWeights<'_>| match w.layout.shape.is_bytes() {
-        true => k.gemv_max_rows_of_bytes,
-        false => k.gemv_max_rows,
-    };
     if let MatrixSource::Packed(w) = t.w
-        && rows.len() <= gemv_max_rows(&w)
+        && rows.len() <= k.gemv_max_rows(&w.layout.shape)
         && (t.quantized.is_some() || w.layout.shape.is_plain())
     {
         let x = t.quantized.map_or(GemvRows::Plain(t.x), GemvRows::Quantized);

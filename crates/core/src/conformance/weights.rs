@@ -99,7 +99,7 @@ fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 fn linear<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
-            for (m, n) in [(1, 1), (1, 37), (2, 16), (3, 33), (7, 300), (20, 19), (0, 3)] {
+            for (m, n) in [(1, 1), (1, 37), (2, 16), (3, 33), (7, 300), (70, 19), (0, 3)] {
                 let x = Host::random(5, m, k);
                 let (weight, w) = t.weight(6, format, n, k)?;
                 let (bias, residual) = (Host::random(3, 1, n), Host::random(4, m, n));
@@ -126,10 +126,12 @@ fn linear_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
             let (weight, _) = t.weight(6, format, 45, k)?;
             let by = LinearWeights::new(weight, None);
-            // More rows than any device's way for a few.
-            let x = t.up(&Host::random(5, 77, k))?;
+            // More rows than any device's way for a few, and any rest of tiles.
+            let x = t.up(&Host::random(5, 81, k))?;
             let all = t.b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).map_err(text)?;
-            for rows in [0..1, 28..29, 3..5, 5..8, 4..12, 8..12, 9..20, 17..29, 10..17, 12..25, 20..61, 9..77]
+            for rows in [0..1, 28..29, 3..5, 5..8, 4..12, 8..12, 9..20, 17..29, 10..17, 12..25, 3..17, 20..61]
+                .into_iter()
+                .chain([9..77, 5..71, 1..66, 11..81])
             {
                 let some =
                     t.b.run(Linear { x: &x.row_range(rows.clone()), weights: &by, epilogue: Epilogue::NONE });

@@ -1,8 +1,9 @@
 //! GEMV: products of a pair of packed panels with a few rows of input. Weights go from memory through registers,
 //! once.
 //!
-//! The same sums in the same order as in [`tiles`](super::tiles), which unpacks weights first: that pays off when many
-//! rows use them, and later for signed bytes ([`Lines::GEMV_MAX_ROWS_OF_BYTES`]).
+//! The same sums in the same order as in [`tiles`](super::tiles), which writes unpacked weights to memory first: that pays off
+//! when many rows use them, and later for signed bytes and floats ([`Lines::GEMV_MAX_ROWS`]). More rows than fit into registers are
+//! multiplied tile by tile; all but the first find the pair in the cache.
 //!
 //! ```text
 //! for each chunk of 256 inputs
@@ -75,7 +76,7 @@ pub(crate) unsafe fn gemv<L: Lines>(t: &mut GemvTask<'_>) {
 struct GemvTile<L>(PhantomData<L>);
 
 impl<L: Lines> RowKernel<GemvTask<'_>> for GemvTile<L> {
-    const MAX_ROWS: usize = L::GEMV_MAX_ROWS;
+    const MAX_ROWS: usize = L::GEMV_ROWS;
 
     #[inline(always)]
     unsafe fn tile<const T: usize>(t: &mut GemvTask<'_>, row: usize) {

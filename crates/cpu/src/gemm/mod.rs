@@ -22,8 +22,8 @@
 //! BF16 weights go from memory to registers or tiles for any number of rows, where the CPU has dot products of pairs (`bf16_pairs`,
 //! `amx::bf16`).
 //!
-//! All take some rows of input at a time, as many as fit into registers (`rows`). Weights of signed bytes take GEMV for
-//! more rows on some instruction sets (`GEMV_MAX_ROWS_OF_BYTES`).
+//! All take some rows of input at a time, as many as fit into registers (`rows`). Weights of signed bytes and floats take GEMV for
+//! more rows than codes do on some instruction sets (`GEMV_MAX_ROWS_OF_BYTES`), and FP8 for those of one tile.
 //!
 //! # Safety
 //!

@@ -26,6 +26,8 @@ pub(super) unsafe fn in_tiles<K: RowKernel<Task>, Task>(task: &mut Task, rows: u
         // SAFETY: at least `T` rows are left, as `match` says; the caller upholds the rest of the contract.
         row += unsafe {
             match (rows - row).min(K::MAX_ROWS) {
+                // Two tiles of about the same size.
+                12 if matches!(rows - row, 14 | 16) => tile::<K, Task, 8>(task, row),
                 1 => tile::<K, Task, 1>(task, row),
                 2 => tile::<K, Task, 2>(task, row),
                 3 => tile::<K, Task, 3>(task, row),

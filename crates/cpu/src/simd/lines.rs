@@ -20,10 +20,12 @@ pub(crate) trait Lines: Copy + 'static {
     const BIASED: bool;
     /// Lines that fit into registers.
     const LINES: usize;
-    /// Most rows of x for GEMV: one pass over a panel serves that many.
-    const GEMV_MAX_ROWS: usize;
-    /// Most rows for which weights of signed bytes take GEMV: more where it saves work that GEMM does for each row, since
-    /// there is nothing to unpack.
+    /// Rows of x per GEMV register tile.
+    const GEMV_ROWS: usize;
+    /// Most rows for which codes take GEMV: tile after tile, each of which unpacks them in registers. More take GEMM, which writes
+    /// them to memory first.
+    const GEMV_MAX_ROWS: usize = Self::GEMV_ROWS;
+    /// The same for signed bytes and floats, of which little is to unpack.
     const GEMV_MAX_ROWS_OF_BYTES: usize = Self::GEMV_MAX_ROWS;
     /// Rows of x per GEMM register tile, in integers.
     const GEMM_ROWS: usize;

@@ -23,7 +23,7 @@ impl Lines for Neon {
     const BIASED: bool = false;
     // A line takes four of 32 registers.
     const LINES: usize = 8;
-    const GEMV_MAX_ROWS: usize = 4;
+    const GEMV_ROWS: usize = 4;
     const GEMM_ROWS: usize = 2;
     const GEMM_ROWS_F32: usize = 2;
     const SUMS_IN_16_BITS: bool = false;

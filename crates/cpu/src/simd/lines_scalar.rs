@@ -20,7 +20,7 @@ impl Lines for Scalar {
 
     const BIASED: bool = false;
     const LINES: usize = 0;
-    const GEMV_MAX_ROWS: usize = 2;
+    const GEMV_ROWS: usize = 2;
     const GEMM_ROWS: usize = 1;
     const GEMM_ROWS_F32: usize = 2;
     const SUMS_IN_16_BITS: bool = false;

@@ -16,7 +16,9 @@ impl Lines for Avx512 {
 
     const BIASED: bool = true;
     const LINES: usize = 32;
-    const GEMV_MAX_ROWS: usize = 12;
+    const GEMV_ROWS: usize = 12;
+    const GEMV_MAX_ROWS: usize = 64;
+    const GEMV_MAX_ROWS_OF_BYTES: usize = 128;
     const GEMM_ROWS: usize = 6;
     const GEMM_ROWS_F32: usize = 12;
     const SUMS_IN_16_BITS: bool = false;
@@ -187,15 +189,15 @@ macro_rules! two_registers {
 
             const BIASED: bool = $biased;
             const LINES: usize = 8;
-            const GEMV_MAX_ROWS: usize = 4;
+            const GEMV_ROWS: usize = 4;
+            const GEMV_MAX_ROWS: usize = if $biased { Self::GEMV_ROWS } else { 8 };
             const GEMM_ROWS: usize = $gemm_rows;
             const GEMM_ROWS_OF_SHORT_SUMS: usize = if $gemm_rows > 2 { 2 } else { $gemm_rows };
             // A pair would leave no register for the weights.
             const GEMM_PANELS_F32: usize = 1;
             const GEMM_ROWS_F32: usize = 6;
             const SUMS_IN_16_BITS: bool = !$biased;
-            // Without a bias their absolute values are multiplied, which GEMV takes as they pass. From 16 rows on GEMM is faster.
-            const GEMV_MAX_ROWS_OF_BYTES: usize = if $biased { Self::GEMV_MAX_ROWS } else { 12 };
+            const GEMV_MAX_ROWS_OF_BYTES: usize = if $biased { Self::GEMV_ROWS } else { 48 };
 
             outlined!($features);
 

@@ -99,7 +99,7 @@ pub(crate) static KNOWN: &[Known] = &[
     known("threads", "CPU threads", "the CPU's cores"),
     known(
         "isa",
-        "CPU instruction set: scalar, neon, avx2, avxvnni, avx512, avx512bf16 or amx",
+        "CPU instruction set: scalar, neon, i8mm, avx2, avxvnni, avx512, avx512bf16 or amx",
         "the best there is",
     ),
     known("arithmetic", "Arithmetic: fast, or exact for comparisons", "fast (dump: exact)"),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p tallow-cpu --example instructions [ROWS] [FORMAT...]
-//! bash .ci/check-arm instructions [ROWS] [FORMAT...]      # NEON, on a machine without it
+//! bash .ci/check-arm instructions [ROWS] [FORMAT...]      # NEON and I8MM, on a machine without them
 //! ```
 //!
 //! Unlike a time, the count is the same on a busy machine, and on every machine with the instruction set. The bytes of weights
@@ -75,7 +75,7 @@ mod counting {
             given => given.iter().map(|name| named(name)).collect::<Outcome<_>>()?,
         };
         let isas: Vec<Isa> = match emulator {
-            Some(_) => vec![Isa::Neon],
+            Some(_) => vec![Isa::Neon, Isa::I8mm],
             None => Isa::ALL.into_iter().filter(|isa| isa.is_available() && *isa != Isa::Scalar).collect(),
         };
         let what = if rows == 1 { "a weight".to_owned() } else { format!("a weight and row, {rows} rows") };

@@ -1,5 +1,6 @@
 //! On ARM the scalar and the NEON kernels give the same bits: they have the same number of lanes, and both use fused
-//! multiply-add. So what the scalar kernels, which run on every machine, are tested for holds for NEON as well.
+//! multiply-add. So what the scalar kernels, which run on every machine, are tested for holds for NEON as well; and for matrix
+//! products of bytes. Those of BF16 round otherwise.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -35,56 +36,64 @@ fn linear(b: &Cpu, format: Format, rows: usize, cols: usize) -> LinearWeights<Cp
     LinearWeights::new(weight, None)
 }
 
-/// Compares the results of both instruction sets, which `work` passes to its second argument. Skipped where this
-/// machine has only one.
-fn both(arithmetic: Arithmetic, work: impl Fn(&Cpu, &mut dyn FnMut(&Tensor<Cpu>))) {
-    if !Isa::Neon.is_available() {
-        eprintln!("skipped: this CPU lacks products of bytes");
-        return;
-    }
+/// The instruction sets that round as the scalar one does; [`Isa::I8mm`] does not for BF16 weights. It has kernels of its own for
+/// rounded products alone.
+const ALIKE: [Isa; 2] = [Isa::Neon, Isa::I8mm];
+
+/// Compares the results of the scalar and of other instruction sets, which `work` passes to its second argument. Those that
+/// this machine lacks are skipped.
+fn same(isas: &[Isa], arithmetic: Arithmetic, work: impl Fn(&Cpu, &mut dyn FnMut(&Tensor<Cpu>))) {
     let of = |isa| {
         let b = Cpu::new(isa, 1).unwrap().with(arithmetic);
-        let mut all = Vec::new();
+        let mut all: Vec<Vec<u32>> = Vec::new();
         work(&b, &mut |t| all.push(b.download::<f32>(t).unwrap().into_iter().map(f32::to_bits).collect()));
         all
     };
-    let (plain, neon): (Vec<Vec<u32>>, Vec<Vec<u32>>) = (of(Isa::Scalar), of(Isa::Neon));
+    let plain = of(Isa::Scalar);
     assert!(!plain.is_empty());
-    let differs = plain.iter().zip(&neon).position(|(p, n)| p != n);
-    assert_eq!((plain.len(), differs), (neon.len(), None));
+    for isa in isas {
+        if !isa.is_available() {
+            eprintln!("skipped: this CPU lacks {isa}");
+            continue;
+        }
+        let vectors = of(*isa);
+        let differs = plain.iter().zip(&vectors).position(|(p, v)| p != v);
+        assert_eq!((plain.len(), differs), (vectors.len(), None), "{isa}");
+    }
 }
 
 /// Products over whole and partial chunks, for all row counts that have code of their own.
-fn products(arithmetic: Arithmetic) {
-    for format in Format::ALL {
-        both(arithmetic, |b, put| {
-            for chunks in [1_usize, 3] {
-                let block = format.block_weights();
-                let cols = (256 * chunks - 64).next_multiple_of(block) + if block == 1 { 3 } else { 0 };
-                let by = linear(b, format, 37, cols);
-                put(&b.run(Dequant { w: by.weight.in_order().unwrap(), rows: 0..37 }).unwrap());
-                for rows in [1, 2, 3, 4, 5, 9, 20] {
-                    let x = b.upload(&noise(5, rows * cols), rows, cols).unwrap();
-                    put(&b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).unwrap());
-                }
+fn products(isas: &[Isa], format: Format, arithmetic: Arithmetic) {
+    same(isas, arithmetic, |b, put| {
+        for chunks in [1_usize, 3] {
+            let block = format.block_weights();
+            let cols = (256 * chunks - 64).next_multiple_of(block) + if block == 1 { 3 } else { 0 };
+            let by = linear(b, format, 37, cols);
+            put(&b.run(Dequant { w: by.weight.in_order().unwrap(), rows: 0..37 }).unwrap());
+            for rows in [1, 2, 3, 4, 5, 6, 7, 20] {
+                let x = b.upload(&noise(5, rows * cols), rows, cols).unwrap();
+                put(&b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).unwrap());
             }
-        });
-    }
+        }
+    });
 }
 
 #[test]
 fn rounded_products() {
-    products(Arithmetic::Fast);
+    for format in Format::ALL {
+        let isas: &[Isa] = if format == Format::BF16 { &[Isa::Neon] } else { &ALIKE };
+        products(isas, format, Arithmetic::Fast);
+    }
 }
 
 #[test]
 fn exact_products() {
-    products(Arithmetic::Exact);
+    Format::ALL.into_iter().for_each(|format| products(&[Isa::Neon], format, Arithmetic::Exact));
 }
 
 #[test]
 fn feed_forward() {
-    both(Arithmetic::Fast, |b, put| {
+    same(&[Isa::Neon], Arithmetic::Fast, |b, put| {
         let norm = Norm {
             kind: NormKind::Rms,
             weight: b.upload_row(&noise(3, 256)).unwrap(),
@@ -119,7 +128,7 @@ fn feed_forward() {
 fn attention() {
     const LEN: usize = 290;
     const PAGE: usize = 16;
-    both(Arithmetic::Fast, |b, put| {
+    same(&[Isa::Neon], Arithmetic::Fast, |b, put| {
         for (q, kv, dim, has_values) in [
             (1, 1, 128, true),
             (3, 1, 24, true),
@@ -166,17 +175,33 @@ fn attention() {
 }
 
 /// Fused multiply-add rounds differently from other machines, so the results are checked against the reference, too.
-/// In brief, and not attention, which take minutes in an emulator. The cases are dealt out to all cores.
+/// In brief, and not attention, which take minutes in an emulator.
 #[test]
 fn conformance_of_all_but_attention() {
     const LONG: [&str; 3] = ["attend", "attend_window", "attend_keys_as_values"];
+    conformance(Isa::Neon, Suite::exact().brief(), |name| !LONG.contains(&name));
+}
+
+/// Matrix products of bf16 have bits of their own, for all row counts and widths.
+#[test]
+fn conformance_of_matrix_products() {
+    const PRODUCTS: [&str; 6] = ["linear", "linear_alone", "linear_many", "linear_heads", "ffn", "moe"];
+    let suite = Suite { formats: &[Format::BF16], bf16_inputs: true, ..Suite::fast(8e-3) };
+    conformance(Isa::I8mm, suite, |name| PRODUCTS.contains(&name));
+}
+
+/// Runs some of the cases, which are dealt out to all cores.
+fn conformance(isa: Isa, suite: Suite, is_run: impl Fn(&str) -> bool + Copy + Sync + Send) {
+    if !isa.is_available() {
+        eprintln!("skipped: this CPU lacks {isa}");
+        return;
+    }
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
         for thread in 0..threads {
             scope.spawn(move || {
-                let b = Cpu::new(Isa::best(), 1).unwrap().with(Arithmetic::Exact);
-                let suite = Suite::exact().brief();
-                let cases = cases().into_iter().filter(|case| !LONG.contains(&case.name));
+                let b = Cpu::new(isa, 1).unwrap().with(suite.arithmetic);
+                let cases = cases().into_iter().filter(|case| is_run(case.name));
                 for case in cases.skip(thread).step_by(threads) {
                     if let Err(why) = (case.run)(&b, suite) {
                         panic!("{}: {why}", case.name);
@@ -185,7 +210,7 @@ fn conformance_of_all_but_attention() {
             });
         }
     });
-    println!("{}: all but attention is right", Cpu::new(Isa::best(), 1).unwrap().label());
+    println!("{}: conforms", Cpu::new(isa, 1).unwrap().label());
 }
 
 /// Row-wise kernels, in whole and partial vectors, for small and large values, zeros, infinities and NaN.

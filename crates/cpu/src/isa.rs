@@ -15,6 +15,8 @@ pub enum Isa {
     Scalar,
     /// AArch64 with NEON and its 8-bit dot products (`dotprod`).
     Neon,
+    /// NEON with the matrix products of Armv8.6: I8MM and BF16.
+    I8mm,
     /// x86 with AVX2, FMA and F16C.
     Avx2,
     /// AVX2 with AVX-VNNI.
@@ -29,8 +31,8 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets, the best last.
-    pub const ALL: [Isa; 7] =
-        [Isa::Scalar, Isa::Neon, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    pub const ALL: [Isa; 8] =
+        [Isa::Scalar, Isa::Neon, Isa::I8mm, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
     /// True if this machine has it.
     pub fn is_available(self) -> bool {
@@ -44,6 +46,12 @@ impl Isa {
             Isa::Neon => {
                 std::arch::is_aarch64_feature_detected!("neon")
                     && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::I8mm => {
+                Isa::Neon.is_available()
+                    && std::arch::is_aarch64_feature_detected!("i8mm")
+                    && std::arch::is_aarch64_feature_detected!("bf16")
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => {
@@ -77,7 +85,8 @@ impl Isa {
         Isa::ALL.into_iter().rev().find(is_best).unwrap_or(Isa::Scalar)
     }
 
-    /// True if it has instructions for products of bf16, which are faster than those of `f32` where it is the best one.
+    /// True if attention over a BF16 cache takes instructions for products of bf16, which are faster than those of `f32` where it is
+    /// the best one.
     pub fn multiplies_bf16(self) -> bool {
         matches!(self, Isa::Avx512Bf16 | Isa::Amx)
     }
@@ -87,6 +96,7 @@ impl Isa {
         match self {
             Isa::Scalar => "scalar",
             Isa::Neon => "neon",
+            Isa::I8mm => "i8mm",
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avxvnni",
             Isa::Avx512 => "avx512",

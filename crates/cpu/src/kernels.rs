@@ -205,6 +205,21 @@ table!(@fns avxvnni, Isa::AvxVnni, AvxVnni, ["avx2", "fma", "f16c", "avxvnni"],
 table!(avx512, Isa::Avx512, Avx512, Avx512,
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni");
 
+/// The NEON table, with matrix products for GEMM and for BF16 weights.
+#[cfg(target_arch = "aarch64")]
+static I8MM: Kernels = Kernels {
+    isa: Isa::I8mm,
+    // SAFETY: this table is handed out only where the CPU has I8MM and BF16.
+    gemm: |t| unsafe { gemm::i8mm::gemm(t) },
+    // SAFETY: as above.
+    bf16: Some(|t| unsafe { gemm::bf16_matrices::multiply(t) }),
+    // SAFETY: as above.
+    multiply_int8: |rounds, count| unsafe { roofline::multiply_matrices::<1>(rounds, count) },
+    // SAFETY: as above.
+    multiply_bf16: Some(|rounds, count| unsafe { roofline::multiply_matrices::<2>(rounds, count) }),
+    ..neon::TABLE
+};
+
 /// The AVX-512 table, with dot products of pairs of bf16, for BF16 weights and attention over BF16 caches.
 #[cfg(target_arch = "x86_64")]
 static AVX512_BF16: Kernels = Kernels {
@@ -270,6 +285,8 @@ impl Kernels {
         match isa {
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => Some(&neon::TABLE),
+            #[cfg(target_arch = "aarch64")]
+            Isa::I8mm => Some(&I8MM),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Some(&avx2::TABLE),
             #[cfg(target_arch = "x86_64")]

@@ -94,6 +94,27 @@ pub(crate) unsafe fn multiply_bf16_pairs(rounds: usize, count: &mut u64) {
     *count = (2 * rounds * CHAINS * LINE / 2) as u64;
 }
 
+/// Matrix products with elements of `BYTES` bytes (2: bf16, 1: int8), `rounds` times per chain; `count` becomes the number of operations.
+#[cfg(target_arch = "aarch64")]
+#[target_feature(enable = "neon,i8mm,bf16")]
+pub(crate) unsafe fn multiply_matrices<const BYTES: usize>(rounds: usize, count: &mut u64) {
+    use std::arch::aarch64::{vdupq_n_u8, vdupq_n_u32};
+
+    use crate::simd::i8mm::{bfmmla, smmla};
+
+    let (a, b) = (vdupq_n_u8(std::hint::black_box(3)), vdupq_n_u8(std::hint::black_box(2)));
+    let mut chains = [vdupq_n_u32(0); CHAINS];
+    for _ in 0..rounds {
+        for c in &mut chains {
+            *c = if const { BYTES == 2 } { bfmmla(*c, a, b) } else { smmla(*c, a, b) };
+        }
+    }
+    // The result must be used, or the compiler removes the loop.
+    std::hint::black_box(&chains);
+    // Two rows with two columns.
+    *count = (2 * rounds * CHAINS * 2 * 2 * 8 / BYTES) as u64;
+}
+
 /// Products of tiles with elements of `BYTES` bytes (2: bf16, 1: int8), `rounds` times for each of four tiles of sums; `count` becomes
 /// the number of operations.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

@@ -96,7 +96,7 @@ pub(crate) struct Bench {
     pub numa: Option<Numa>,
     /// CPU instruction set [default: the best there is]
     ///
-    /// scalar, neon, avx2, avxvnni, avx512, avx512bf16 or amx.
+    /// scalar, neon, i8mm, avx2, avxvnni, avx512, avx512bf16 or amx.
     #[arg(long, value_name = "NAME")]
     pub isa: Option<String>,
     /// Arithmetic: fast or exact [default: fast]

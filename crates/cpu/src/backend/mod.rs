@@ -460,6 +460,10 @@ mod tests {
         one_thread: Isa::best(), 1;
     }
 
+    // What the best one has of its own hides its kernels.
+    #[cfg(target_arch = "aarch64")]
+    suites! { neon: Isa::Neon, 2; }
+
     mod observed {
         use tallow_core::Observed;
 

@@ -9,8 +9,8 @@
 //!             v                                   v
 //!       gemv: codes go from              unpack: a chunk to one byte per
 //!       memory to registers              code (or to f32), in L1
-//!       and are multiplied               tiles, amx: multiply it with
-//!       with every row                   every row
+//!       and are multiplied               tiles, i8mm, amx: multiply it
+//!       with every row                   with every row
 //!             '-----------------+-----------------'
 //!                               v
 //!                 Sums: 2 x 16 f32 per row of input
@@ -19,7 +19,7 @@
 //!                    or activation of gate and up
 //! ```
 //!
-//! BF16 weights go from memory to registers or tiles for any number of rows, where the CPU has dot products of pairs (`bf16_pairs`,
+//! BF16 weights are not widened where the CPU has dot products of pairs or matrix products of them (`bf16_pairs`, `bf16_matrices`,
 //! `amx::bf16`).
 //!
 //! All take some rows of input at a time, as many as fit into registers (`rows`). Weights of signed bytes and floats take GEMV for
@@ -32,10 +32,14 @@
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod bf16_matrices;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod bf16_pairs;
 mod epilogue;
 mod gemv;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod i8mm;
 mod rows;
 mod tiles;
 mod unpack;

@@ -300,7 +300,7 @@ impl<const T: usize> Tile<T> {
 
     /// Adds the products of `T` rows with a chunk of a pair of panels to their sums.
     #[inline(always)]
-    unsafe fn add<L: Lines, K: RunKind>(&self) {
+    pub(super) unsafe fn add<L: Lines, K: RunKind>(&self) {
         // SAFETY: there are lines and bytes for each run; the caller guarantees the instruction set.
         unsafe {
             let mut sums = [[L::splat(0.0); T]; 2];
@@ -487,7 +487,7 @@ impl<const T: usize> IntTile<T> {
 
     /// Adds the products of `T` rows with a chunk of a pair of panels to their sums.
     #[inline(always)]
-    unsafe fn add<L: Lines, K: IntKind>(&self) {
+    pub(super) unsafe fn add<L: Lines, K: IntKind>(&self) {
         // SAFETY: the pointers of the tile are valid for every step; the caller guarantees the instruction set.
         unsafe {
             let mut all = [[L::words(0); T]; 2];

@@ -2,7 +2,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::neon::widen;
-use super::{F8, Lines, Neon, Work};
+use super::{F8, IntKind, IntTile, Lines, Neon, RunKind, Tile, Work, i8mm};
 
 /// A line.
 type I = [uint32x4_t; 4];
@@ -16,7 +16,7 @@ macro_rules! four {
     };
 }
 
-impl Lines for Neon {
+impl<const MATRICES: bool> Lines for Neon<MATRICES> {
     type I = I;
     type F = F;
 
@@ -24,7 +24,7 @@ impl Lines for Neon {
     // A line takes four of 32 registers.
     const LINES: usize = 8;
     const GEMV_ROWS: usize = 4;
-    const GEMM_ROWS: usize = 2;
+    const GEMM_ROWS: usize = if MATRICES { i8mm::ROWS } else { 2 };
     const GEMM_ROWS_F32: usize = 2;
     const SUMS_IN_16_BITS: bool = false;
 
@@ -129,6 +129,18 @@ impl Lines for Neon {
             ];
             four!(vreinterpretq_u32_s16(quarters))
         }
+    }
+
+    #[inline(always)]
+    unsafe fn tile<K: RunKind, const T: usize>(t: &Tile<T>) {
+        // SAFETY: the caller upholds this function's contract.
+        unsafe { if const { MATRICES } { i8mm::tile::<K, T>(t) } else { t.add::<Self, K>() } }
+    }
+
+    #[inline(always)]
+    unsafe fn int_tile<K: IntKind, const T: usize>(t: &IntTile<T>) {
+        // SAFETY: the caller upholds this function's contract.
+        unsafe { if const { MATRICES } { i8mm::int_tile::<K, T>(t) } else { t.add::<Self, K>() } }
     }
 }
 

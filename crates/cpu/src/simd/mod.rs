@@ -44,6 +44,8 @@ macro_rules! outlined {
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;
 mod codes;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod i8mm;
 mod lines;
 #[cfg(target_arch = "aarch64")]
 mod lines_neon;

@@ -5,9 +5,10 @@ use super::{F8, Simd};
 
 /// Eight lanes of NEON in two registers; packed-weight lines with byte dot products (`sdot`).
 ///
-/// Lane count and summation order are those of [`Scalar`](super::Scalar), so both are bit-identical.
+/// Lane count and summation order are those of [`Scalar`](super::Scalar), so both are bit-identical. With `MATRICES`, GEMM is by
+/// matrix products of bytes, and its lines of codes are paired ([`pair_lines`](super::i8mm::pair_lines)).
 #[derive(Clone, Copy)]
-pub(crate) struct Neon;
+pub(crate) struct Neon<const MATRICES: bool = false>;
 
 /// Widens four f16 to `f32`. In assembly: Rust has the f16 intrinsics only since 1.94.
 #[inline(always)]

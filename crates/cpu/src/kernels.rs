@@ -7,17 +7,16 @@
 
 use half::{bf16, f16};
 use tallow_core::{Activation, RopePairs};
-use tallow_quant::Scales;
 
 use crate::attention::{self, AttendTask, Pages, Stage};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::attention::{tile_units::Amx, tiles};
+use crate::choices::Prefetch;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use crate::gemm::amx as gemm_amx;
 use crate::gemm::{self, Activated, Bf16Task, Chunk, Finish, FloatGemmTask, GemmTask, GemvTask, Plain};
 use crate::isa::Isa;
-use crate::pack::{PackedLayout, PanelShape};
-use crate::prefetch::Prefetch;
+use crate::pack::PackedLayout;
 use crate::quantize::{self, QuantizeOut};
 use crate::recurrent::{self, CausalConvTask, GatedDeltaTask};
 use crate::roofline;
@@ -42,11 +41,9 @@ pub(crate) struct Kernels {
     /// Dequantizes a chunk to f32, with scratch memory for the codes.
     pub unpack_plain: fn(&PackedLayout, &[u8], usize, &mut Chunk, &mut Plain),
     /// Rows that GEMV multiplies at a time.
-    gemv_rows: usize,
-    /// Most rows for which codes take GEMV; more take GEMM.
-    gemv_max_rows: usize,
-    /// The same for signed bytes and floats.
-    gemv_max_rows_of_bytes: usize,
+    pub gemv_rows: usize,
+    /// Most rows that are multiplied by GEMV, and more by GEMM, until both were tried.
+    pub gemv_max_rows: usize,
     /// GEMV: multiplies a pair of packed panels with a few rows.
     pub gemv: fn(&mut GemvTask<'_>),
     /// GEMM: multiplies an unpacked chunk of a pair of panels with many rows.
@@ -161,7 +158,6 @@ macro_rules! table {
                 biased: <$lines as Lines>::BIASED,
                 gemv_rows: <$lines as Lines>::GEMV_ROWS,
                 gemv_max_rows: <$lines as Lines>::GEMV_MAX_ROWS,
-                gemv_max_rows_of_bytes: <$lines as Lines>::GEMV_MAX_ROWS_OF_BYTES,
                 bf16: None,
                 multiply_bf16: None,
                 $($name,)*
@@ -242,9 +238,8 @@ static AMX: Kernels = Kernels {
         true => unsafe { gemm_amx::gemm(t) },
         false => (avx512::TABLE.gemm)(t),
     },
-    // Tiles multiply more than 12 rows faster.
+    // Tiles multiply more rows faster.
     gemv_max_rows: avx512::TABLE.gemv_rows,
-    gemv_max_rows_of_bytes: avx512::TABLE.gemv_rows,
     // SAFETY: as above.
     bf16: Some(|t| unsafe { gemm_amx::bf16::multiply(t) }),
     // SAFETY: as above.
@@ -260,16 +255,6 @@ static AMX: Kernels = Kernels {
 };
 
 impl Kernels {
-    /// Most rows that weights of this shape are multiplied with by GEMV; more take GEMM.
-    pub(crate) fn gemv_max_rows(&self, shape: &PanelShape) -> usize {
-        match shape.scales {
-            // FP8, which takes long to widen.
-            Scales::PlainF32 => self.gemv_rows,
-            _ if shape.is_bytes() || shape.is_plain() => self.gemv_max_rows_of_bytes,
-            _ => self.gemv_max_rows,
-        }
-    }
-
     /// The kernels for `isa`, if this CPU has it.
     pub(crate) fn new(isa: Isa) -> Option<&'static Kernels> {
         let table = match isa {

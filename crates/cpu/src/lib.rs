@@ -12,6 +12,7 @@
 mod alike;
 mod attention;
 mod backend;
+mod choices;
 mod ffn;
 mod gemm;
 mod isa;
@@ -30,7 +31,6 @@ mod pool;
 mod pool_checked;
 #[cfg(test)]
 mod pool_tests;
-mod prefetch;
 mod quantize;
 mod recurrent;
 mod roofline;
@@ -38,6 +38,7 @@ mod rowwise;
 mod simd;
 mod sync;
 mod topology;
+mod trial;
 #[cfg(test)]
 mod zero_points;
 

@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use crate::choices::{Kernel, KernelChoices, PrefetchChoices};
 use crate::gemm::{
     Bf16Task, Chunk, Finish, FloatGemmTask, GemmTask, GemvRows, GemvTask, OutputTask, Plain, Sums,
 };
 use crate::kernels::Kernels;
 use crate::mat::{Mat, MatMut};
 use crate::pack::{CHUNK, PAIR, PackedKind, PackedWeights, ROWS};
-use crate::prefetch::PrefetchChoices;
 use crate::quantize::{QuantizedView, RowSums};
 use crate::simd::prefetch_slice;
 
@@ -139,6 +139,7 @@ pub(crate) struct LinearScratch {
     pub gate: Vec<Sums>,
     pub up: Vec<Sums>,
     prefetch: PrefetchChoices,
+    kernels: KernelChoices,
 }
 
 impl Default for LinearScratch {
@@ -150,6 +151,7 @@ impl Default for LinearScratch {
             gate: Vec::new(),
             up: Vec::new(),
             prefetch: PrefetchChoices::default(),
+            kernels: KernelChoices::default(),
         }
     }
 }
@@ -279,15 +281,39 @@ pub(crate) fn add_product(
             multiply(&mut Bf16Task { w, pair, x, rows, sums, prefetch });
         });
     }
-    if let MatrixSource::Packed(w) = t.w
-        && rows.len() <= k.gemv_max_rows(&w.layout.shape)
-        && (t.quantized.is_some() || w.layout.shape.is_plain())
-    {
+    let MatrixSource::Packed(w) = t.w else { return unpack_and_multiply(k, t, pair, rows, scratch, sums) };
+    if t.quantized.is_none() && !w.layout.shape.is_plain() {
+        return unpack_and_multiply(k, t, pair, rows, scratch, sums);
+    }
+    let (kind, bytes) = (w.layout.kind, w.pairs.cols);
+    let gemv = |rows: Range<usize>, scratch: &mut LinearScratch, sums: &mut [Sums]| {
         let x = t.quantized.map_or(GemvRows::Plain(t.x), GemvRows::Quantized);
-        return scratch.prefetch.run(w.layout.kind, rows.len(), w.pairs.cols, |prefetch| {
+        scratch.prefetch.run(kind, rows.len(), bytes, |prefetch| {
             (k.gemv)(&mut GemvTask { w, pair, x, rows, sums, prefetch });
         });
+    };
+    if rows.len() <= k.gemv_rows {
+        return gemv(rows, scratch, sums);
     }
+    let first = if rows.len() <= k.gemv_max_rows { Kernel::Gemv } else { Kernel::Gemm };
+    // Taken out meanwhile, as the kernels need the rest.
+    let mut kernels = std::mem::take(&mut scratch.kernels);
+    kernels.run(kind, (rows.len(), bytes), first, |kernel| match kernel {
+        Kernel::Gemv => gemv(rows, scratch, sums),
+        Kernel::Gemm => unpack_and_multiply(k, t, pair, rows, scratch, sums),
+    });
+    scratch.kernels = kernels;
+}
+
+/// [`add_product`] by GEMM, which takes any weights and any number of rows.
+fn unpack_and_multiply(
+    k: &Kernels,
+    t: &Product<'_>,
+    pair: usize,
+    rows: Range<usize>,
+    scratch: &mut LinearScratch,
+    sums: &mut [Sums],
+) {
     for start in (0..t.w.cols()).step_by(CHUNK) {
         let inputs = start..t.w.cols().min(start + CHUNK);
         if let (Some(x), MatrixSource::Packed(p)) = (t.quantized, &t.w) {

@@ -5,9 +5,9 @@
 //! As for [`kernels`](crate::kernels): call only on a CPU that has the instruction set of `S` or `L`, with exclusive
 //! access to the output that is passed.
 
+use crate::choices::Prefetch;
 use crate::gemm::prefetch_strided;
 use crate::pack::LINE;
-use crate::prefetch::Prefetch;
 use crate::simd::{Lines, Simd};
 
 /// Independent accumulators that keep every unit busy: more than latency times units, fewer than registers.

@@ -6,8 +6,9 @@ use std::time::Instant;
 use tallow_core::{Arithmetic, DType, Error, Format, Result, Tensor};
 
 use super::device::Cpu;
+use crate::choices::Prefetch;
 use crate::mat::{Mat, MatMut};
-use crate::prefetch::Prefetch;
+use crate::trial::Way;
 
 /// Pieces of the memory that is read: several per thread, for load balance at the end.
 const PIECES: usize = 64;

@@ -16,8 +16,8 @@ use half::bf16;
 
 use super::rows::{RowKernel, in_tiles};
 use super::{Bf16Task, prefetch_strided};
+use crate::choices::Prefetch;
 use crate::pack::{CHUNK, LINE, ROWS};
-use crate::prefetch::Prefetch;
 use crate::simd::i8mm::{bfmmla, pair, pair_rows, rows_of, unpair};
 use crate::simd::{Lines, Neon};
 

@@ -14,8 +14,8 @@ use std::marker::PhantomData;
 
 use super::rows::{RowKernel, in_tiles};
 use super::{Bf16Task, prefetch_strided};
+use crate::choices::Prefetch;
 use crate::pack::{CHUNK, LINE, ROWS};
-use crate::prefetch::Prefetch;
 use crate::simd::{Avx512, Lines};
 
 /// Lines that are prefetched together.

@@ -2,8 +2,8 @@
 //! once.
 //!
 //! The same sums in the same order as in [`tiles`](super::tiles), which writes unpacked weights to memory first: that pays off
-//! when many rows use them, and later for signed bytes and floats ([`Lines::GEMV_MAX_ROWS`]). More rows than fit into registers are
-//! multiplied tile by tile; all but the first find the pair in the cache.
+//! when many rows use them. More rows than fit into registers are multiplied tile by tile; all but the first find the pair in the
+//! cache.
 //!
 //! ```text
 //! for each chunk of 256 inputs
@@ -35,12 +35,12 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use super::rows::{RowKernel, in_tiles};
 use super::unpack::{Header, float, group, pairs, prefetch_strided};
 use super::{Kind, Sums};
+use crate::choices::{Prefetch, PrefetchChoices};
 use crate::mat::Mat;
 use crate::pack::{
     CHUNK, HasPackedKind, LINE, PAIR, PackedKind, PackedLayout, PackedWeights, ROWS, SUBBLOCK,
     ZERO_POINT_BIAS, with_packed_kind,
 };
-use crate::prefetch::{Prefetch, PrefetchChoices};
 use crate::quantize::QuantizedView;
 use crate::simd::{IntKind, Lines, OfRun, StepKind, Work, dot4, scale_int};
 

@@ -3,8 +3,8 @@
 //! ```text
 //!                        packed panels (memory)
 //!                               |
-//!        at most GEMV_MAX_ROWS  |  more rows
-//!        rows of input          |  of input
+//!              few rows of      |  many rows
+//!              input            |  of input
 //!             .-----------------+-----------------.
 //!             v                                   v
 //!       gemv: codes go from              unpack: a chunk to one byte per
@@ -22,8 +22,8 @@
 //! BF16 weights are not widened where the CPU has dot products of pairs or matrix products of them (`bf16_pairs`, `bf16_matrices`,
 //! `amx::bf16`).
 //!
-//! All take some rows of input at a time, as many as fit into registers (`rows`). Weights of signed bytes and floats take GEMV for
-//! more rows than codes do on some instruction sets (`GEMV_MAX_ROWS_OF_BYTES`), and FP8 for those of one tile.
+//! All take some rows of input at a time, as many as fit into registers (`rows`). From one tile of GEMV on each thread tries which of
+//! the two is faster ([`KernelChoices`](crate::choices::KernelChoices)).
 //!
 //! # Safety
 //!
@@ -54,9 +54,9 @@ pub(crate) use gemv::{GemvRows, GemvTask, gemv};
 pub(crate) use tiles::{FloatGemmTask, GemmTask, gemm, gemm_float};
 pub(crate) use unpack::{Chunk, Plain, prefetch_strided, unpack, unpack_plain};
 
+use crate::choices::Prefetch;
 use crate::mat::Mat;
 use crate::pack::{CHUNK, HasPackedKind, PackedWeights, ROWS};
-use crate::prefetch::Prefetch;
 use crate::simd::{IntKind, RunKind, StepKind};
 
 /// Sums of one row of input with the 32 rows of a pair of panels.

@@ -30,7 +30,7 @@ use tallow_quant::{Format, Scales, with_block};
 
 pub(crate) use layout::{PackedLayout, layout, packed_bytes};
 pub(crate) use packed_kind::{HasPackedKind, PackedKind, kinds, packed_kinds, with_packed_kind};
-pub(crate) use panel::{CHUNK, LINE, PAIR, PanelShape, ROWS, SCALE_AND_ZERO, SUBBLOCK, ZERO_POINT_BIAS};
+pub(crate) use panel::{CHUNK, LINE, PAIR, ROWS, SCALE_AND_ZERO, SUBBLOCK, ZERO_POINT_BIAS};
 pub(crate) use weights::PackedWeights;
 
 use layout::{HeaderMut, Packing};

@@ -22,11 +22,8 @@ pub(crate) trait Lines: Copy + 'static {
     const LINES: usize;
     /// Rows of x per GEMV register tile.
     const GEMV_ROWS: usize;
-    /// Most rows for which codes take GEMV: tile after tile, each of which unpacks them in registers. More take GEMM, which writes
-    /// them to memory first.
+    /// Most rows for which weights take GEMV, until that was [tried](crate::choices::KernelChoices).
     const GEMV_MAX_ROWS: usize = Self::GEMV_ROWS;
-    /// The same for signed bytes and floats, of which little is to unpack.
-    const GEMV_MAX_ROWS_OF_BYTES: usize = Self::GEMV_MAX_ROWS;
     /// Rows of x per GEMM register tile, in integers.
     const GEMM_ROWS: usize;
     /// The same where sums of fewer than 32 inputs are multiplied by integers, which takes registers of its own.

@@ -18,7 +18,6 @@ impl Lines for Avx512 {
     const LINES: usize = 32;
     const GEMV_ROWS: usize = 12;
     const GEMV_MAX_ROWS: usize = 64;
-    const GEMV_MAX_ROWS_OF_BYTES: usize = 128;
     const GEMM_ROWS: usize = 6;
     const GEMM_ROWS_F32: usize = 12;
     const SUMS_IN_16_BITS: bool = false;
@@ -197,9 +196,6 @@ macro_rules! two_registers {
             const GEMM_PANELS_F32: usize = 1;
             const GEMM_ROWS_F32: usize = 6;
             const SUMS_IN_16_BITS: bool = !$biased;
-            // Without a bias absolute values of bytes are multiplied, which GEMV takes as they pass. On a Zen 3 GEMM is faster from 16
-            // rows on.
-            const GEMV_MAX_ROWS_OF_BYTES: usize = if $biased { Self::GEMV_ROWS } else { 12 };
 
             outlined!($features);
 

@@ -10,9 +10,9 @@
 
 use std::arch::asm;
 
+use crate::choices::Prefetch;
 use crate::gemm::{Bf16Task, Sums, prefetch_strided};
 use crate::pack::{CHUNK, LINE, ROWS, SUBBLOCK};
-use crate::prefetch::Prefetch;
 use crate::quantize::TILE;
 use crate::simd::amx::{TileShapes, configure};
 use crate::simd::{Avx512, Lines};

@@ -296,7 +296,7 @@ def arguments(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=count, default=os.cpu_count() or 1, metavar="N", help="threads of all programs (all cores)")
     parser.add_argument("--save", type=path, metavar="FILE", help="where results are kept and found (target/bench-peers.json)")
     parser.add_argument("--from", type=path, metavar="FILE", dest="kept", help="measure nothing: show results that were kept")
-    parser.add_argument("--write", action="store_true", help="write README.md, docs/benchmarks.md and docs/img/speed.svg")
+    parser.add_argument("--write", action="store_true", help="write the parts of README.md and docs/benchmarks.md, and the chart, of this kind of CPU")
     parser.add_argument("--quick", action="store_true", help="small counts, one round, to try it: the numbers mean nothing")
     options = parser.parse_args(args)
     if not options.kept and not options.models:

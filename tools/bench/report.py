@@ -205,7 +205,7 @@ def sentence(results: Results) -> str:
     slower = sum(ratio < 1 / (1 + TIE) for ratio, _ in ratios)
     peers = " and ".join(f"{name} {version.split(',')[0]}" for name, version in results.peers.items())
     (worst, slowest), (best, fastest) = ratios[0], ratios[-1]
-    return (f"On {cores} cores ({results.machine['cpu']}), in {len(ratios)} measurements against {peers}, {OURS} is faster in {faster}, "
+    return (f"On {cores} cores ({results.machine['cpu']}, {results.machine['isa']}), in {len(ratios)} measurements against {peers}, {OURS} is faster in {faster}, "
             f"level (within {percent(TIE)}) in {len(ratios) - faster - slower} and slower in {slower}: from {worst:.2f} times "
             f"as fast ({slowest}) to {best:.2f} times ({fastest}).")
 
@@ -303,29 +303,30 @@ def chart(results: Results) -> str:
             y, width = top + (BAR + 1) * n, WHOLE * share / most
             out.append(f'<rect class="{programs[name]}" x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}"/>')
             out.append(f'<text class="small" x="{LEFT + width + 5:.1f}" y="{y + 9.5}">{percent(share)}</text>')
-    foot = (f"{results.machine['cpu']}, {results.machine['cores']} cores. "
+    foot = (f"{results.machine['cpu']} ({results.machine['isa']}), {results.machine['cores']} cores. "
             "tg: generating, against the raw read of memory; pp: prompts, against the peak.")
     out += [f'<text class="small" x="16" y="{bottom + 26}">{escape(foot)}</text>', "</svg>", ""]
     return "\n".join(out)
 
 
-MARKERS = "<!-- bench-peers -->\n", "<!-- /bench-peers -->\n"
-
-
-def between_markers(text: str, content: str) -> str:
-    """The text with what is between the markers replaced."""
-    if [text.count(marker) for marker in MARKERS] != [1, 1]:
-        raise ValueError(f"has not one line {MARKERS[0].strip()} and one {MARKERS[1].strip()}")
-    before, rest = text.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}{content.rstrip()}\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+def between_markers(text: str, isa: str, content: str) -> str:
+    """The text with what is between the markers of an instruction set replaced."""
+    first, last = f"<!-- bench-peers {isa} -->\n", f"<!-- /bench-peers {isa} -->\n"
+    if [text.count(first), text.count(last)] != [1, 1]:
+        raise ValueError(f"has not one line {first.strip()} and one {last.strip()}: they say where this kind of CPU stands")
+    before, rest = text.split(first)
+    return f"{before}{first}{content.rstrip()}\n{last}{rest.split(last)[1]}"
 
 
 def write_pages(root: pathlib.Path, results: Results, claims: list[Claim]) -> None:
-    """Writes docs/img/speed.svg, and the parts between the markers of README.md and docs/benchmarks.md."""
-    (root / "docs/img/speed.svg").write_text(chart(results), encoding="utf-8")
+    """Writes the chart, and the parts of README.md and docs/benchmarks.md, for this kind of CPU: there is one for each that was
+    measured, named by its instruction set."""
+    isa = str(results.machine["isa"])
+    image = f"docs/img/speed-{isa}.svg"
+    (root / image).write_text(chart(results), encoding="utf-8")
     names = " and ".join([OURS, *results.peers])
-    readme = (f"![Speed of {names} as fractions of what the machine allows](docs/img/speed.svg)\n\n"
+    readme = (f"![Speed of {names} as fractions of what a CPU with {isa} allows]({image})\n\n"
               f"{sentence(results)} [All numbers](docs/benchmarks.md#against-llamacpp).")
     for page, content in (("README.md", readme), ("docs/benchmarks.md", section(results, claims))):
         path = root / page
-        path.write_text(between_markers(path.read_text(encoding="utf-8"), content), encoding="utf-8")
+        path.write_text(between_markers(path.read_text(encoding="utf-8"), isa, content), encoding="utf-8")

@@ -19,7 +19,7 @@ import turns
 from bench_peers import CLAIMS, GROUPS, ROOT, Failed, Job, Measured, Program, jobs
 from processes import Load
 from report import (NEW, OLD, OTHERS, OURS, Claim, Limits, Results, Row, Run, between_markers, chart, comparison, line, section,
-                    sentence, spread, verdicts)
+                    sentence, spread, verdicts, write_pages)
 
 LLAMA, IK = "llama.cpp", "ik_llama.cpp"
 
@@ -120,14 +120,38 @@ class Pages(unittest.TestCase):
         self.assertIn('y="90" width="100.0"', svg)
 
     def test_what_is_between_markers_is_replaced(self):
-        text = "a\n<!-- bench-peers -->\nold\n<!-- /bench-peers -->\nb\n"
-        once = between_markers(text, "new\n\n")
-        self.assertEqual(once, "a\n<!-- bench-peers -->\nnew\n<!-- /bench-peers -->\nb\n")
-        self.assertEqual(between_markers(once, "new"), once)
-        with self.assertRaises(ValueError):
-            between_markers("a\n<!-- bench-peers -->\n", "new")
-        for page in ("README.md", "docs/benchmarks.md"):
-            between_markers((ROOT / page).read_text(encoding="utf-8"), "")
+        other = "<!-- bench-peers avx2 -->\nother\n<!-- /bench-peers avx2 -->\n"
+        text = "a\n<!-- bench-peers amx -->\nold\n<!-- /bench-peers amx -->\n" + other
+        once = between_markers(text, "amx", "new\n\n")
+        self.assertEqual(once, "a\n<!-- bench-peers amx -->\nnew\n<!-- /bench-peers amx -->\n" + other)
+        self.assertEqual(between_markers(once, "amx", "new"), once)
+        for unmarked in ("a\n<!-- bench-peers amx -->\n", other):
+            with self.assertRaises(ValueError):
+                between_markers(unmarked, "amx", "new")
+
+    def test_each_kind_of_cpu_has_its_own_part_of_the_pages(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs/img").mkdir(parents=True)
+            pages = ("README.md", "docs/benchmarks.md")
+            for page in pages:
+                (root / page).write_text("".join(f"<!-- bench-peers {isa} -->\n<!-- /bench-peers {isa} -->\n" for isa in ("amx", "avx2")))
+            first, second = (results(sample("tg1", [speed], llama={"": [40.0]})) for speed in (50.0, 60.0))
+            second.machine["isa"] = "avx2"
+            for measured in (first, second):
+                write_pages(root, measured, [])
+            for page in pages:
+                text = (root / page).read_text()
+                self.assertIn("1.25 times", text.split("<!-- /bench-peers amx -->")[0])
+                self.assertIn("1.50 times", text.split("<!-- /bench-peers amx -->")[1])
+            self.assertEqual([path.name for path in sorted((root / "docs/img").iterdir())], ["speed-amx.svg", "speed-avx2.svg"])
+
+    def test_the_pages_have_a_part_for_each_chart(self):
+        charts = [path.stem.removeprefix("speed-") for path in (ROOT / "docs/img").glob("speed-*.svg")]
+        self.assertIn("amx", charts)
+        for isa in charts:
+            for page in ("README.md", "docs/benchmarks.md"):
+                between_markers((ROOT / page).read_text(encoding="utf-8"), isa, "")
 
 
 class Claims(unittest.TestCase):

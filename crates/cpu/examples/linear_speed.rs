@@ -17,7 +17,7 @@ const WEIGHTS: usize = 256 << 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args: Vec<String> = std::env::args().skip(1).collect();
-    let isa = args.first().and_then(|a| a.strip_prefix("isa=")).map_or(Ok(Isa::best()), str::parse)?;
+    let isa = args.iter().find_map(|a| a.strip_prefix("isa=")).map_or(Ok(Isa::best()), str::parse)?;
     args.retain(|a| !a.starts_with("isa="));
     let threads = args.first().map_or(Ok(2), |t| t.parse())?;
     let rows = args.get(1).map_or("1,2,4,8,16,64,512", |r| r).split(',').map(str::parse);

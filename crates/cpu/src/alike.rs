@@ -70,7 +70,7 @@ fn products(isas: &[Isa], format: Format, arithmetic: Arithmetic) {
             let cols = (256 * chunks - 64).next_multiple_of(block) + if block == 1 { 3 } else { 0 };
             let by = linear(b, format, 37, cols);
             put(&b.run(Dequant { w: by.weight.in_order().unwrap(), rows: 0..37 }).unwrap());
-            for rows in [1, 2, 3, 4, 5, 6, 7, 20] {
+            for rows in [1, 2, 3, 4, 5, 6, 7, 9, 20] {
                 let x = b.upload(&noise(5, rows * cols), rows, cols).unwrap();
                 put(&b.run(Linear { x: &x, weights: &by, epilogue: Epilogue::NONE }).unwrap());
             }

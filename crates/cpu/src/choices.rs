@@ -107,10 +107,10 @@ mod tests {
     use super::*;
 
     /// The ways that products of 64 MB in all are computed in.
-    fn ways<W: Way>(mut run: impl FnMut(usize, &mut dyn FnMut(W))) -> [usize; 2] {
+    fn ways<W: Way>(mut run: impl FnMut(&mut dyn FnMut(W))) -> [usize; 2] {
         let mut ways = [0; 2];
         for _ in 0..(64 << 20) / LEAST {
-            run(LEAST, &mut |way| ways[usize::from(way == W::WAYS[1])] += 1);
+            run(&mut |way| ways[usize::from(way == W::WAYS[1])] += 1);
         }
         ways
     }
@@ -119,7 +119,7 @@ mod tests {
     fn few_rows_of_large_weights_are_tried() {
         let mut choices = PrefetchChoices::default();
         let of = |choices: &mut PrefetchChoices, rows, bytes| {
-            ways(|_, product| choices.run(PackedKind::EightF16, rows, bytes, product))
+            ways(|product| choices.run(PackedKind::EightF16, rows, bytes, product))
         };
         assert!(of(&mut choices, 1, LEAST).iter().all(|n| *n > 0));
         assert_eq!(of(&mut choices, 1, LEAST - 1)[1], 0);
@@ -130,7 +130,7 @@ mod tests {
     fn kernels_are_tried_by_the_size_of_the_input() {
         let mut choices = KernelChoices::default();
         let mut of = |rows, first, bytes| {
-            ways(|_, product| choices.run(PackedKind::FourMin, (rows, bytes), first, product))
+            ways(|product| choices.run(PackedKind::FourMin, (rows, bytes), first, product))
         };
         assert!(of(17, Kernel::Gemv, LEAST).iter().all(|n| *n > 0));
         // Of the same size: it was tried.

@@ -281,10 +281,10 @@ pub(crate) fn add_product(
             multiply(&mut Bf16Task { w, pair, x, rows, sums, prefetch });
         });
     }
-    let MatrixSource::Packed(w) = t.w else { return unpack_and_multiply(k, t, pair, rows, scratch, sums) };
-    if t.quantized.is_none() && !w.layout.shape.is_plain() {
-        return unpack_and_multiply(k, t, pair, rows, scratch, sums);
-    }
+    let w = match t.w {
+        MatrixSource::Packed(w) if t.quantized.is_some() || w.layout.shape.is_plain() => w,
+        _ => return unpack_and_multiply(k, t, pair, rows, scratch, sums),
+    };
     let (kind, bytes) = (w.layout.kind, w.pairs.cols);
     let gemv = |rows: Range<usize>, scratch: &mut LinearScratch, sums: &mut [Sums]| {
         let x = t.quantized.map_or(GemvRows::Plain(t.x), GemvRows::Quantized);

@@ -99,7 +99,7 @@ fn matmul<B: Backend>(t: &Bench<'_, B>) -> Outcome {
 fn linear<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     for &format in t.suite.formats {
         for &k in widths(format).iter().rev().take(t.suite.sizes) {
-            for (m, n) in [(1, 1), (1, 37), (2, 16), (3, 33), (7, 300), (70, 19), (0, 3)] {
+            for (m, n) in [(1, 1), (1, 37), (2, 16), (3, 33), (7, 300), (20, 19), (70, 19), (0, 3)] {
                 let x = Host::random(5, m, k);
                 let (weight, w) = t.weight(6, format, n, k)?;
                 let (bias, residual) = (Host::random(3, 1, n), Host::random(4, m, n));

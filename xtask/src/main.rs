@@ -3,6 +3,7 @@
 mod attack;
 mod browser;
 mod fuzz;
+mod kernels;
 mod openai_client;
 mod parity;
 mod program;
@@ -22,6 +23,9 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
   fuzz [SECONDS [TARGET]]
           runs each target of fuzz/ for so many seconds (30), or that one
+  kernels [--check | --cubins FOLDER]
+          compiles the CUDA kernels to the PTX in the repository, checks that it is what would be made, or assembles it
+          for releases (Linux on x86-64, Python 3 and PyPI)
   openai-client [PROGRAM]
           drives the server with OpenAI's own Python client (needs Python 3 and PyPI)
   parity [FOLDER]
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
         ["fuzz"] => fuzz::run(&root(), "30", None),
         ["fuzz", seconds] => fuzz::run(&root(), seconds, None),
         ["fuzz", seconds, target] => fuzz::run(&root(), seconds, Some(target)),
+        ["kernels", args @ ..] => kernels::run(&root(), args),
         ["spills"] => spills::run(&root(), None),
         ["spills", program] => spills::run(&root(), Some(Path::new(program))),
         ["quants", args @ ..] => quants::run(&root(), args),

@@ -40,6 +40,9 @@ fn unsafe_kind(code: &str) -> Option<&'static str> {
     if after.starts_with("fn(") || after.starts_with("extern \"\" fn(") || after.starts_with('(') {
         return None;
     }
+    if after.starts_with("extern \"\" fn ") {
+        return Some("fn");
+    }
     let kinds = ["impl", "fn", "trait", "extern"];
     kinds.into_iter().find(|kind| after.starts_with(kind)).or(Some("block"))
 }
@@ -86,6 +89,7 @@ mod tests {
         assert_eq!(lines("fn f() {\n    unsafe { g() }\n}"), [2]);
         assert_eq!(lines("unsafe impl Send for A {}"), [1]);
         assert_eq!(lines("/// Does it.\nunsafe fn f() {}"), [2]);
+        assert_eq!(lines("/// Does it.\nunsafe extern \"C\" fn f() {}\nunsafe extern \"C\" {}"), [2, 3]);
         assert_eq!(lines("// SAFETY: once.\nlet a = unsafe { g() };\nlet b = unsafe { g() };"), [3]);
         assert_eq!(lines("// SAFETY: far.\n\nlet a = unsafe { g() };"), [3]);
     }
@@ -96,6 +100,7 @@ mod tests {
         assert_eq!(lines("// SAFETY: it\n// is so.\nlet a =\n    b(unsafe { g() });"), NONE);
         assert_eq!(lines("let a = unsafe { g() }; // SAFETY: so"), NONE);
         assert_eq!(lines("/// # Safety\n///\n/// No.\n#[inline]\npub unsafe fn f() {}"), NONE);
+        assert_eq!(lines("//! # Safety\n//!\n//! Do.\nunsafe extern \"C\" fn f() {}"), NONE);
         assert_eq!(lines("// SAFETY: ours.\nunsafe impl A for B {\n    unsafe fn f() {}\n}"), NONE);
     }
 

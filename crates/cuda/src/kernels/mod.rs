@@ -1,0 +1,53 @@
+//! The kernels: their PTX, compiled into the program, and what a launch must know of each.
+
+mod table;
+
+use tallow_core::{Error, Result};
+
+/// A kernel: its module, and its name there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Kernel {
+    pub module: &'static str,
+    pub name: &'static str,
+}
+
+/// The kernels of one file.
+pub(crate) struct Module {
+    pub name: &'static str,
+    pub ptx: &'static str,
+    pub entries: &'static [Entry],
+}
+
+/// A kernel of a module.
+pub(crate) struct Entry {
+    pub name: &'static str,
+    /// Bytes of its parameters.
+    pub parameters: usize,
+    /// Most threads of a CTA.
+    pub threads: u32,
+    /// Bytes of shared memory that it declares.
+    pub shared: u32,
+}
+
+impl Kernel {
+    fn module(&self) -> Option<&'static Module> {
+        table::MODULES.iter().find(|module| module.name == self.module)
+    }
+
+    /// What a launch must know of it.
+    pub(crate) fn entry(&self) -> Result<&'static Entry> {
+        let entry =
+            self.module().and_then(|module| module.entries.iter().find(|entry| entry.name == self.name));
+        entry.ok_or_else(|| self.missing())
+    }
+
+    /// The PTX of its module.
+    pub(crate) fn ptx(&self) -> Result<&'static str> {
+        self.module().map(|module| module.ptx).ok_or_else(|| self.missing())
+    }
+
+    fn missing(&self) -> Error {
+        let why = format!("this program has no kernel called {}/{}", self.module, self.name);
+        Error::Device { device: "CUDA".into(), why }
+    }
+}

@@ -1,0 +1,103 @@
+//! RoPE, the KV cache and attention.
+//!
+//! A page of the cache has its heads one after another, of each the slots, of each the elements, `[head][slot][element]`, so that
+//! a head's part of a page is one contiguous tile; keys and values alike. The scales of 8-bit codes, `[head][slot]`, follow all
+//! codes of the page.
+
+use tallow_core::ops::{Attend, KvWrite, Rope};
+use tallow_core::{AttnSpec, DType, Heads, Memory, Result, RopePairs, StepPlan, Tensor};
+
+use crate::args::Args;
+use crate::device::Cuda;
+use crate::gpu::Launch;
+use crate::kernels::Kernel;
+
+/// Threads of a CTA (`WIDTH` in `kernels/common.cuh`).
+const WIDTH: u32 = 256;
+/// Query rows of a CTA, and positions of a unit (`ROWS` and `UNIT` in `kernels/attention.cu`).
+const ROWS: usize = 16;
+const UNIT: usize = 256;
+/// CTAs that keep a device busy; where there would be fewer, each does one unit.
+const BUSY: usize = 128;
+/// Most bytes of scratch for what is then left to merge.
+const SPREAD: usize = 64 << 20;
+
+/// A cache's `Layout` in the kernels.
+fn layout(args: Args, dtype: DType, heads: Heads, plan: &StepPlan<Cuda>) -> Args {
+    let number = match dtype {
+        DType::F16 => 1,
+        DType::BF16 => 2,
+        DType::I8 => 3,
+        DType::F8 => 4,
+        _ => 0,
+    };
+    args.word(number).word(plan.host().page_len).word(heads.kv).word(heads.dim)
+}
+
+/// How far tokens see: `Sight` in the kernels.
+fn sight(args: Args, spec: &AttnSpec<Cuda>) -> Args {
+    let most = u32::MAX as usize;
+    let reach = |n: Option<usize>| n.map_or(most, |n| n.min(most));
+    args.word(reach(spec.window)).word(reach(spec.chunk)).flag(spec.causal)
+}
+
+impl Cuda {
+    pub(crate) fn rope_into(&self, op: &Rope<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
+        let args = Args::new()
+            .matrix(op.x)
+            .matrix(&op.rope.table)
+            .pointer(op.positions)
+            .matrix(out)
+            .word(op.head_dim)
+            .flag(op.rope.pairs == RopePairs::Interleaved);
+        let kernel = Kernel { module: "rope", name: "rope" };
+        let grid = [out.len().div_ceil(WIDTH as usize) as u32, 1, 1];
+        self.gpu.launch(&Launch { kernel, grid, block: WIDTH, shared: 0, args })
+    }
+
+    pub(crate) fn kv_write_to(&self, op: &KvWrite<'_, Cuda>) -> Result<()> {
+        let args =
+            Args::new().matrix(op.k).optional(op.v).matrix(op.kv.k).optional(op.kv.v).pointer(&op.plan.slots);
+        let args = layout(args, op.kv.k.dtype(), op.heads, op.plan);
+        let grid = [op.k.rows(), op.heads.kv, 1 + usize::from(op.v.is_some())].map(|n| n as u32);
+        let kernel = Kernel { module: "cache", name: "kv_write" };
+        self.gpu.launch(&Launch { kernel, grid, block: 32, shared: 0, args })
+    }
+
+    pub(crate) fn attend_into(&self, op: &Attend<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
+        let (heads, spec, plan) = (op.heads, op.spec, op.plan);
+        let (group, spans) = (heads.q / heads.kv, plan.host().spans.len());
+        let blocks: usize = plan.host().spans.iter().map(|span| (span.rows * group).div_ceil(ROWS)).sum();
+        // Of the longest sequence that the plan has room for, since a replay may be of a longer one than this. CTAs past a
+        // sequence's end return at once.
+        let units = (plan.pages.cols() * plan.host().page_len).div_ceil(UNIT);
+        let room = op.q.rows() * heads.q * units * (heads.dim + 2);
+        let spread = units > 1 && blocks * heads.kv < BUSY && room * DType::F32.size() <= SPREAD;
+        let parts = match spread {
+            true => Some(self.alloc(DType::F32, 1, room)?),
+            false => None,
+        };
+        let args = Args::new().matrix(op.q).matrix(op.kv.k).matrix(op.kv.v.unwrap_or(op.kv.k));
+        let args = layout(args, op.kv.k.dtype(), heads, plan);
+        let args = args.pointer(&plan.starts).pointer(&plan.lens).matrix(&plan.pages).word(spans);
+        let args = sight(args, spec)
+            .word(group)
+            .float(spec.scale)
+            .float(spec.softcap.unwrap_or(0.0))
+            .optional(spec.bias.as_ref())
+            .optional_pointer(spec.sinks.as_ref())
+            .matrix(out)
+            .optional_pointer(parts.as_ref())
+            .word(units);
+        let kernel = Kernel { module: "attention", name: "attend" };
+        let grid = [blocks, heads.kv, if spread { units } else { 1 }].map(|n| n as u32);
+        self.gpu.launch(&Launch { kernel, grid, block: WIDTH, shared: 0, args })?;
+        let Some(parts) = &parts else { return Ok(()) };
+        let args = Args::new().pointer(parts).pointer(&plan.starts).pointer(&plan.lens).word(spans);
+        let args =
+            sight(args, spec).optional_pointer(spec.sinks.as_ref()).matrix(out).word(heads.dim).word(units);
+        let kernel = Kernel { module: "attention", name: "merge_units" };
+        let grid = [op.q.rows() as u32, heads.q as u32, 1];
+        self.gpu.launch(&Launch { kernel, grid, block: 64, shared: 0, args })
+    }
+}

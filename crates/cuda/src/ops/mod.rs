@@ -1,0 +1,8 @@
+//! What is launched for each op. The kernels are in `kernels`, in files of the same names.
+
+mod attention;
+mod linear;
+mod products;
+mod recurrent;
+mod rowwise;
+mod select;

@@ -1,0 +1,302 @@
+//! The interpreter can fail: bugs planted in the kernels that we ship are found, each by its name.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests and what they share")]
+
+use tallow_ptx::{Device, Error, Launch, Module, Trouble};
+
+const ROWWISE: &str = include_str!("../../../crates/cuda/ptx/rowwise.ptx");
+
+/// A kernel's text within a module, changed.
+fn changed(text: &str, kernel: &str, change: &dyn Fn(&mut Vec<String>)) -> String {
+    let start = text.find(&format!(".entry {kernel}(")).unwrap();
+    let end = start + text[start..].find("\n}").unwrap();
+    let mut lines: Vec<String> = text[start..end].lines().map(str::to_owned).collect();
+    let before = lines.clone();
+    change(&mut lines);
+    assert_ne!(lines, before, "{kernel} was not changed");
+    format!("{}{}{}", &text[..start], lines.join("\n"), &text[end..])
+}
+
+/// The number of the line that has the `nth` of these.
+fn line(lines: &[String], what: &str, nth: usize) -> usize {
+    let found = lines.iter().enumerate().filter(|(_, line)| line.contains(what)).nth(nth);
+    found.unwrap_or_else(|| panic!("there are fewer than {} of {what:?}", nth + 1)).0
+}
+
+fn without(what: &'static str, nth: usize) -> impl Fn(&mut Vec<String>) {
+    move |lines| {
+        let at = line(lines, what, nth);
+        lines.remove(at);
+    }
+}
+
+fn replaced(what: &'static str, nth: usize, by: &'static str) -> impl Fn(&mut Vec<String>) {
+    move |lines| {
+        let at = line(lines, what, nth);
+        lines[at] = lines[at].replace(what, by);
+    }
+}
+
+/// Numbers between -1 and 1.
+fn numbers(count: usize, seed: u32) -> Vec<f32> {
+    let mut x = seed;
+    let next = || {
+        x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (x >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(count).collect()
+}
+
+fn bytes(numbers: &[f32]) -> Vec<u8> {
+    numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn matrix(at: u64, rows: u32, cols: u32, stride: u32) -> Vec<u8> {
+    let words = [rows, cols, stride, 0];
+    at.to_le_bytes().into_iter().chain(words.into_iter().flat_map(u32::to_le_bytes)).collect()
+}
+
+const ROWS: usize = 5;
+const COLS: usize = 300;
+const EPS: f32 = 1e-3;
+
+/// LayerNorm of five rows of 300 columns by a module. The result, or what is wrong with it.
+fn normalize(text: &str, seed: u64) -> Result<(), Found> {
+    let module = Module::new(text).map_err(Found::from)?;
+    let kernel = module.kernel("normalize").map_err(Found::from)?;
+    let mut device = Device::default();
+    let (x, weight, bias) = (numbers(ROWS * COLS, 1), numbers(COLS, 2), numbers(COLS, 3));
+    let mut up = |data: &[f32]| {
+        let at = device.alloc(4 * data.len());
+        device.write(at, &bytes(data)).unwrap();
+        at
+    };
+    let (x_at, weight_at, bias_at) = (up(&x), up(&weight), up(&bias));
+    let out = device.alloc(4 * ROWS * COLS);
+    let (rows, cols) = (ROWS as u32, COLS as u32);
+    let mut parameters = matrix(x_at, rows, cols, cols);
+    parameters.extend([weight_at, bias_at].into_iter().flat_map(u64::to_le_bytes));
+    parameters.extend(matrix(0, 0, 0, 0));
+    parameters.extend(matrix(out, rows, cols, cols));
+    parameters.extend([cols, 1, EPS.to_bits()].into_iter().flat_map(u32::to_le_bytes));
+    let launch = Launch {
+        grid: [rows, 1, 1],
+        block: [256, 1, 1],
+        shared: 0,
+        parameters: &parameters,
+        seed,
+        limit: 100_000,
+    };
+    device.launch(&kernel, &launch)?;
+    if device.unwritten(out, 4 * ROWS * COLS).is_some() {
+        return Err(Found::Unwritten);
+    }
+    let mut result = vec![0; 4 * ROWS * COLS];
+    device.read(out, &mut result).unwrap();
+    for (r, row) in x.chunks(COLS).enumerate() {
+        let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / COLS as f64;
+        let squares = row.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / COLS as f64;
+        for c in 0..COLS {
+            let y = (f64::from(row[c]) - mean) / (squares + f64::from(EPS)).sqrt();
+            let want = y * f64::from(weight[c]) + f64::from(bias[c]);
+            let at = 4 * (r * COLS + c);
+            let got = f32::from_le_bytes(result[at..at + 4].try_into().unwrap());
+            if (f64::from(got) - want).abs() > 4e-6 * (1.0 + y.abs()) {
+                return Err(Found::Wrong);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gathers 40 of seven rows of 33 columns, in views with gaps, some of them past the end.
+fn gather(text: &str, seed: u64) -> Result<(), Found> {
+    let module = Module::new(text)?;
+    let kernel = module.kernel("gather_rows")?;
+    let (rows, cols, stride, count, out_stride) = (7usize, 33usize, 40usize, 40usize, 37usize);
+    let (x, ids) = (numbers(rows * stride, 4), (0..count as u32).map(|i| i * 5 % 9).collect::<Vec<_>>());
+    let mut device = Device::default();
+    let mut up = |data: &[u8]| {
+        let at = device.alloc(data.len());
+        device.write(at, data).unwrap();
+        at
+    };
+    let x_at = up(&bytes(&x)[..4 * (stride * (rows - 1) + cols)]);
+    let ids_at = up(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>());
+    let out = device.alloc(4 * (out_stride * (count - 1) + cols));
+    let mut parameters = matrix(x_at, rows as u32, cols as u32, stride as u32);
+    parameters.extend(ids_at.to_le_bytes());
+    parameters.extend(matrix(out, count as u32, cols as u32, out_stride as u32));
+    let launch = Launch {
+        grid: [4, 1, 1],
+        block: [256, 1, 1],
+        shared: 0,
+        parameters: &parameters,
+        seed,
+        limit: 100_000,
+    };
+    device.launch(&kernel, &launch)?;
+    for (r, id) in ids.iter().enumerate() {
+        let at = out + 4 * (r * out_stride) as u64;
+        if device.unwritten(at, 4 * cols).is_some() {
+            return Err(Found::Unwritten);
+        }
+        let mut row = vec![0; 4 * cols];
+        device.read(at, &mut row).unwrap();
+        let id = *id as usize;
+        let want = if id < rows { x[id * stride..id * stride + cols].to_vec() } else { vec![0.0; cols] };
+        if row != bytes(&want) {
+            return Err(Found::Wrong);
+        }
+    }
+    Ok(())
+}
+
+/// How a bug shows.
+#[derive(Debug, PartialEq)]
+enum Found {
+    Fault(Trouble),
+    Wrong,
+    Unwritten,
+    Other(String),
+}
+
+impl From<Error> for Found {
+    fn from(error: Error) -> Found {
+        match error {
+            Error::Fault(fault) => Found::Fault(fault.trouble),
+            other => Found::Other(other.to_string()),
+        }
+    }
+}
+
+#[test]
+fn the_kernels_as_they_are_have_no_bug() {
+    for seed in 0..20 {
+        assert_eq!(normalize(ROWWISE, seed), Ok(()), "seed {seed}");
+        assert_eq!(gather(ROWWISE, seed), Ok(()), "seed {seed}");
+    }
+}
+
+/// Each bug: what is done to the kernel, and how it must show.
+type Bug = (&'static str, Box<dyn Fn(&mut Vec<String>)>, fn(&Found) -> bool);
+
+fn is_race(found: &Found) -> bool {
+    matches!(found, Found::Fault(Trouble::Race { .. }))
+}
+
+#[test]
+fn planted_bugs_are_found() {
+    let bugs: Vec<Bug> = vec![
+        ("no barrier before the parts of a sum are written again", Box::new(without("bar.sync", 2)), is_race),
+        ("no barrier before the parts of a sum are read", Box::new(without("bar.sync", 1)), |found| {
+            is_race(found) || matches!(found, Found::Fault(Trouble::Unwritten { what: "shared memory", .. }))
+        }),
+        ("a loop that goes one too far", Box::new(replaced("setp.lt.u32", 0, "setp.le.u32")), |found| {
+            matches!(found, Found::Fault(Trouble::OutOfBounds { .. }) | Found::Wrong)
+        }),
+        ("a loop that never ends", Box::new(replaced(", 256;", 0, ", 0;")), |found| {
+            matches!(found, Found::Fault(Trouble::Endless(_)))
+        }),
+        ("a shuffle over too short a distance", Box::new(replaced(", 16;", 0, ", 8;")), |found| {
+            *found == Found::Wrong
+        }),
+        ("a shuffle that names half of the lanes", Box::new(replaced(", -1;", 0, ", 65535;")), |found| {
+            matches!(found, Found::Fault(Trouble::NotMember { members: 0xffff }))
+        }),
+        ("a stride of twice its size", Box::new(replaced(", 4;", 0, ", 8;")), |found| {
+            matches!(
+                found,
+                Found::Fault(
+                    Trouble::OutOfBounds { size: 32, .. } | Trouble::Unwritten { what: "shared memory", .. }
+                )
+            )
+        }),
+        ("the sum's part is not written", Box::new(without("st.shared.f32", 0)), |found| {
+            matches!(found, Found::Fault(Trouble::Unwritten { what: "shared memory", .. }))
+        }),
+        ("a part of a sum is left out", Box::new(replaced("parts+28]", 0, "parts+24]")), |found| {
+            *found == Found::Wrong
+        }),
+        ("shared memory past its end", Box::new(replaced("parts+28]", 0, "parts+32]")), |found| {
+            matches!(found, Found::Fault(Trouble::OutOfBounds { size: 32, past: 4 }))
+        }),
+        (
+            "an address that is not aligned",
+            Box::new(replaced("ld.global.f32", 0, "ld.global.v2.f32 {%f99, %f98}, [%rd1+4]; //")),
+            |found| matches!(found, Found::Fault(Trouble::Misaligned { size: 8, .. })),
+        ),
+        ("the wrong axis of the grid", Box::new(replaced("%ctaid.x", 0, "%ctaid.y")), |found| {
+            is_race(found) || *found == Found::Unwritten
+        }),
+        (
+            "a sum that begins with whatever was there",
+            Box::new(|lines| {
+                let sum = lines[line(lines, "add.rn.f32", 0)]
+                    .trim_start()
+                    .trim_start_matches("add.rn.f32")
+                    .trim_start();
+                let zero = format!("{} 0f00000000;", &sum[..=sum.find(',').unwrap()]);
+                lines.retain(|line| !line.contains(&zero));
+            }),
+            |found| *found == Found::Fault(Trouble::UnwrittenRegister),
+        ),
+        (
+            "lanes that leave before a barrier",
+            Box::new(|lines| lines.insert(line(lines, "bar.sync", 1), "@%p9 ret;".into())),
+            |found| {
+                *found == Found::Unwritten
+                    || is_race(found)
+                    || matches!(found, Found::Fault(Trouble::Divergent { .. }))
+            },
+        ),
+        (
+            "lanes that leave before a shuffle",
+            Box::new(|lines| lines.insert(line(lines, "shfl", 5), "@%p9 ret;".into())),
+            |found| matches!(found, Found::Fault(Trouble::Divergent { .. })),
+        ),
+    ];
+    all_are_found("normalize", normalize, &bugs);
+}
+
+#[test]
+fn planted_bugs_between_ctas_are_found() {
+    let bugs: Vec<Bug> = vec![
+        ("every CTA begins at the first element", Box::new(replaced("%ctaid.x", 0, "%ctaid.y")), is_race),
+        ("a step shorter than the grid", Box::new(replaced("%nctaid.x", 0, "%nctaid.y")), is_race),
+        ("an index that is not checked", Box::new(without("bra \t$L__BB3_7", 0)), |found| {
+            matches!(found, Found::Fault(Trouble::OutOfBounds { .. }))
+        }),
+        ("a loop over one element too many", Box::new(replaced("setp.lt.u64", 0, "setp.le.u64")), |found| {
+            matches!(found, Found::Fault(Trouble::OutOfBounds { .. }))
+        }),
+        (
+            "the stride of another matrix",
+            Box::new(replaced("gather_rows_param_2+16", 0, "gather_rows_param_0+16")),
+            |found| {
+                matches!(found, Found::Fault(Trouble::OutOfBounds { .. }) | Found::Wrong | Found::Unwritten)
+            },
+        ),
+        (
+            "an address that is null",
+            Box::new(replaced("[gather_rows_param_1]", 0, "[gather_rows_param_0+16]")),
+            |found| matches!(found, Found::Fault(Trouble::NoMemory { .. })),
+        ),
+    ];
+    all_are_found("gather_rows", gather, &bugs);
+}
+
+/// Each bug is found in one of ten orders.
+fn all_are_found(kernel: &str, run: fn(&str, u64) -> Result<(), Found>, bugs: &[Bug]) {
+    let mut missed = Vec::new();
+    for (name, change, is_it) in bugs {
+        let text = changed(ROWWISE, kernel, change.as_ref());
+        // A race shows in some orders only.
+        let found: Vec<_> = (0..10).map(|seed| run(&text, seed)).collect();
+        match found.iter().find_map(|found| found.as_ref().err().filter(|found| is_it(found))) {
+            Some(found) => println!("{name}: {found:?}"),
+            None => missed.push(format!("{name}: {found:?}")),
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}

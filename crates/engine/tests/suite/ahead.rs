@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tallow_core::{DType, Error};
+use tallow_core::{Backend, DType, Error};
 use tallow_engine::handle::{EngineHandle, Event, Request};
 use tallow_engine::runner::{Outcome, SampleInput};
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
@@ -11,7 +11,7 @@ use tallow_support::needed;
 use tallow_wgpu::{Wgpu, devices};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::common::{SLOTS, comes_to_rest, model, request, tokens};
+use crate::common::{SLOTS, comes_to_rest, cuda, model, request, tokens};
 use crate::disk_cache::{prompt, start_model};
 use crate::disk_states::{hybrid, shape};
 use crate::pipelined::runner;
@@ -91,12 +91,18 @@ fn a_step_is_recorded_before_the_one_before_it_is_read() {
 /// A step of a model with recurrent state reads the row that the step in flight writes, and writes a third one of the sequence.
 #[test]
 fn states_go_on_from_the_step_in_flight() {
-    let found = devices();
-    let Some(found) = needed("Vulkan or Metal device", found.first()) else { return };
-    let start = |rows| {
-        let found = found.clone();
-        start_model(move || Wgpu::open(&found).unwrap(), hybrid("qwen3.5"), shape(DType::F32, 64, rows))
-    };
+    if needed("Vulkan or Metal device", devices().first()).is_some() {
+        states_go_on(|| Wgpu::open(&devices()[0]).unwrap());
+    }
+}
+
+#[test]
+fn states_go_on_from_the_step_in_flight_on_cuda() {
+    states_go_on(cuda);
+}
+
+fn states_go_on<B: Backend + 'static>(device: fn() -> B) {
+    let start = |rows| start_model(device, hybrid("qwen3.5"), shape(DType::F32, 64, rows));
     let answers = |engine: &EngineHandle| -> Vec<Vec<u32>> {
         let ask = |i| Request { ignore_end: true, ..request(&prompt(i), 24) };
         let mut all: Vec<_> = (0..SLOTS as u32).map(|i| engine.submit(ask(i)).unwrap()).collect();

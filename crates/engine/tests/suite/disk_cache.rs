@@ -20,7 +20,7 @@ use tallow_support::needed;
 use tallow_wgpu::{Wgpu, devices};
 use tempfile::TempDir;
 
-use crate::common::{Wrong, choices, comes_to_rest, ends, events, info, limits, model, request, start};
+use crate::common::{Wrong, choices, comes_to_rest, cuda, ends, events, info, limits, model, request, start};
 
 pub(crate) fn settings(folder: &Path, identity: &str) -> DiskCacheSettings {
     DiskCacheSettings { folder: folder.into(), bytes: 1 << 30, identity: vec![identity.into()] }
@@ -241,15 +241,22 @@ fn a_restart_finds_what_was_computed_on_a_gpu() {
     let found = devices();
     let Some(found) = needed("Vulkan or Metal device", found.first()) else { return };
     for dtype in [DType::F16, DType::I8] {
-        let folder = TempDir::new().unwrap();
-        let start = || {
-            let found = found.clone();
-            start_on(move || Wgpu::open(&found).unwrap(), dtype, folder.path())
-        };
-        let (cached, cold) = said(&start(), ask(&prompt(0)));
-        assert_eq!(cached, 0);
-        assert_eq!(said(&start(), ask(&prompt(0))), (28, cold), "{dtype}");
+        let found = found.clone();
+        a_restart_finds(move || Wgpu::open(&found).unwrap(), dtype);
     }
+}
+
+#[test]
+fn a_restart_finds_what_was_computed_on_cuda() {
+    [DType::F16, DType::I8].into_iter().for_each(|dtype| a_restart_finds(cuda, dtype));
+}
+
+fn a_restart_finds<B: Backend + 'static>(device: impl Fn() -> B + Clone + Send + 'static, dtype: DType) {
+    let folder = TempDir::new().unwrap();
+    let start = || start_on(device.clone(), dtype, folder.path());
+    let (cached, cold) = said(&start(), ask(&prompt(0)));
+    assert_eq!(cached, 0);
+    assert_eq!(said(&start(), ask(&prompt(0))), (28, cold), "{dtype}");
 }
 
 /// Pages evicted from memory are found on disk, in the same process.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use tallow_core::DType;
+use tallow_core::{Backend, DType};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::cache_tier::{DiskCacheSettings, TierError};
 use tallow_engine::handle::{EngineHandle, Request, RunningEngine};
@@ -17,7 +17,7 @@ use tallow_support::{golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 use tempfile::TempDir;
 
-use crate::common::{SLOTS, comes_to_rest, ends, events, request};
+use crate::common::{SLOTS, comes_to_rest, cuda, ends, events, request};
 use crate::disk_cache::{
     ask, in_a_small_cache, prompt, said, saved, segment, segments, settings, start_model,
 };
@@ -297,16 +297,25 @@ fn a_restart_goes_on_after_the_last_snapshot_on_a_gpu() {
     let found = devices();
     let Some(found) = needed("Vulkan or Metal device", found.first()) else { return };
     for dtype in [DType::F16, DType::F32] {
-        let folder = TempDir::new().unwrap();
-        let start = || {
-            let found = found.clone();
-            let shape = shape(dtype, 64, 2 * SLOTS + 8);
-            let engine = start_model(move || Wgpu::open(&found).unwrap(), hybrid("qwen3.5"), shape);
-            engine.cache_on_disk(settings(folder.path(), "test")).unwrap();
-            engine
-        };
-        let (cached, cold) = said(&start(), ask(&prompt(0)));
-        assert_eq!(cached, 0);
-        assert_eq!(said(&start(), ask(&prompt(0))), (28, cold), "{dtype}");
+        let found = found.clone();
+        a_restart_goes_on(move || Wgpu::open(&found).unwrap(), dtype);
     }
+}
+
+#[test]
+fn a_restart_goes_on_after_the_last_snapshot_on_cuda() {
+    [DType::F16, DType::F32].into_iter().for_each(|dtype| a_restart_goes_on(cuda, dtype));
+}
+
+fn a_restart_goes_on<B: Backend + 'static>(device: impl Fn() -> B + Clone + Send + 'static, dtype: DType) {
+    let folder = TempDir::new().unwrap();
+    let start = || {
+        let shape = shape(dtype, 64, 2 * SLOTS + 8);
+        let engine = start_model(device.clone(), hybrid("qwen3.5"), shape);
+        engine.cache_on_disk(settings(folder.path(), "test")).unwrap();
+        engine
+    };
+    let (cached, cold) = said(&start(), ask(&prompt(0)));
+    assert_eq!(cached, 0);
+    assert_eq!(said(&start(), ask(&prompt(0))), (28, cold), "{dtype}");
 }

@@ -14,7 +14,7 @@ use tallow_support::{Golden, golden, needed, only_tensors, tensors, with_tensors
 use tallow_wgpu::{Wgpu, devices};
 
 use crate::common::{
-    SLOTS, choices, comes_to_rest, ends, events, limits, model, reason, request, start, start_drafting,
+    SLOTS, choices, comes_to_rest, cuda, ends, events, limits, model, reason, request, start, start_drafting,
     start_drafting_on, start_with, start_with_draft_model, text, tokens,
 };
 use crate::disk_states::{HYBRIDS, hybrid, shape};
@@ -274,11 +274,20 @@ fn an_mtp_layer_drafts_on_a_gpu() {
     for case in ["glm4-moe", "qwen3-next"] {
         believe(|| Wgpu::open(&devices()[0]).unwrap(), case);
     }
-    // With random weights its guesses are wrong, and change no token.
+    wrong_guesses_change_nothing(|| Wgpu::open(&devices()[0]).unwrap());
+}
+
+#[test]
+fn an_mtp_layer_drafts_on_cuda() {
+    ["glm4-moe", "qwen3-next"].into_iter().for_each(|case| believe(cuda, case));
+    wrong_guesses_change_nothing(cuda);
+}
+
+/// With random weights an MTP layer's guesses are wrong, and change no token.
+fn wrong_guesses_change_nothing<B: Backend + 'static>(device: fn() -> B) {
     let model = with_mtp(&golden("mtp/deepseek-v3"));
     let said = |drafts| {
         let limits = Limits { drafts, ..limits() };
-        let device = || Wgpu::open(&devices()[0]).unwrap();
         let handle = start_drafting_on(device, model.clone(), shape(DType::F32, 64, 0), limits, None);
         let asked = requests(handle.info().vocab).into_iter().filter(|r| r.sampling.temperature == 0.0);
         let receivers: Vec<_> = asked.map(|r| submit(&handle, r)).collect();

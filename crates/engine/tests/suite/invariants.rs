@@ -19,6 +19,8 @@ use tallow_models::decoder::Decoder;
 use tallow_support::{ci, golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 
+use crate::common::cuda;
+
 /// Makes a device with the given number of threads, where the device has threads.
 type Make<'a, B> = &'a dyn Fn(usize) -> B;
 
@@ -209,6 +211,12 @@ fn hold_on_a_gpu(path: &str, dtype: DType) {
     }
 }
 
+/// Few schedules: kernels are interpreted.
+fn hold_on_cuda(path: &str, dtype: DType) {
+    let gpu = cuda();
+    hold(&|_| gpu.clone(), 3, path, dtype);
+}
+
 #[test]
 fn for_f32_weights() {
     hold_on_the_cpu("gguf-models/llama-f32-f32.gguf", DType::F32);
@@ -225,6 +233,11 @@ fn for_k_quants_on_a_gpu() {
 }
 
 #[test]
+fn for_k_quants_on_cuda() {
+    hold_on_cuda("gguf-mix/q4_k_m-like.gguf", DType::F32);
+}
+
+#[test]
 fn for_every_block_format_and_a_16_bit_cache() {
     hold_on_the_cpu("gguf-mix/mix-a.gguf", DType::F16);
 }
@@ -235,6 +248,11 @@ fn for_every_block_format_and_a_16_bit_cache_on_a_gpu() {
 }
 
 #[test]
+fn for_every_block_format_and_a_16_bit_cache_on_cuda() {
+    hold_on_cuda("gguf-mix/mix-a.gguf", DType::F16);
+}
+
+#[test]
 fn for_a_cache_of_bytes() {
     hold_on_the_cpu("gguf-mix/mix-a.gguf", DType::I8);
 }
@@ -242,6 +260,11 @@ fn for_a_cache_of_bytes() {
 #[test]
 fn for_a_cache_of_bytes_on_a_gpu() {
     hold_on_a_gpu("gguf-mix/mix-a.gguf", DType::I8);
+}
+
+#[test]
+fn for_a_cache_of_bytes_on_cuda() {
+    hold_on_cuda("gguf-mix/mix-a.gguf", DType::I8);
 }
 
 #[test]
@@ -257,6 +280,11 @@ fn for_sliding_windows_and_small_floats() {
 #[test]
 fn for_sliding_windows_and_small_floats_on_a_gpu() {
     hold_on_a_gpu("mistral-swa", DType::F8);
+}
+
+#[test]
+fn for_sliding_windows_and_small_floats_on_cuda() {
+    hold_on_cuda("mistral-swa", DType::F8);
 }
 
 #[test]
@@ -290,6 +318,11 @@ fn for_layers_with_keys_of_others_on_a_gpu() {
 }
 
 #[test]
+fn for_layers_with_keys_of_others_on_cuda() {
+    hold_on_cuda("more/gemma4-shared", DType::F32);
+}
+
+#[test]
 fn for_experts_beside_blocks_and_values_of_keys() {
     hold_on_the_cpu("more/gemma4-experts", DType::BF16);
 }
@@ -305,6 +338,11 @@ fn for_sliding_windows_and_bf16_on_a_gpu() {
 }
 
 #[test]
+fn for_sliding_windows_and_bf16_on_cuda() {
+    hold_on_cuda("mistral-swa", DType::BF16);
+}
+
+#[test]
 fn for_experts() {
     hold_on_the_cpu("qwen2-moe", DType::F32);
 }
@@ -315,6 +353,11 @@ fn for_experts_on_a_gpu() {
 }
 
 #[test]
+fn for_experts_on_cuda() {
+    hold_on_cuda("qwen3-moe", DType::F32);
+}
+
+#[test]
 fn for_experts_of_shared_inputs_and_chunks() {
     hold_on_the_cpu("llama4-text", DType::F32);
 }
@@ -322,6 +365,11 @@ fn for_experts_of_shared_inputs_and_chunks() {
 #[test]
 fn for_experts_of_shared_inputs_and_chunks_on_a_gpu() {
     hold_on_a_gpu("llama4-text", DType::F32);
+}
+
+#[test]
+fn for_experts_of_shared_inputs_and_chunks_on_cuda() {
+    hold_on_cuda("llama4-text", DType::F32);
 }
 
 #[test]
@@ -340,6 +388,11 @@ fn for_sinks_on_a_gpu() {
 }
 
 #[test]
+fn for_sinks_on_cuda() {
+    hold_on_cuda("gpt-oss", DType::F32);
+}
+
+#[test]
 fn for_parts_of_tokens_in_each_layer() {
     hold_on_the_cpu("gemma4-text", DType::F32);
 }
@@ -355,6 +408,11 @@ fn for_narrow_rows_on_a_gpu() {
 }
 
 #[test]
+fn for_narrow_rows_on_cuda() {
+    hold_on_cuda("deepseek-v2", DType::F32);
+}
+
+#[test]
 fn for_norms_behind_the_blocks() {
     hold_on_the_cpu("olmo3", DType::F32);
 }
@@ -367,6 +425,11 @@ fn for_norms_on_both_sides_and_caps() {
 #[test]
 fn for_norms_on_both_sides_and_caps_on_a_gpu() {
     hold_on_a_gpu("gemma2", DType::F32);
+}
+
+#[test]
+fn for_norms_on_both_sides_and_caps_on_cuda() {
+    hold_on_cuda("gemma2", DType::F32);
 }
 
 #[test]
@@ -390,6 +453,11 @@ fn for_learned_positions_on_a_gpu() {
 }
 
 #[test]
+fn for_learned_positions_on_cuda() {
+    hold_on_cuda("gpt2", DType::F32);
+}
+
+#[test]
 fn for_queries_that_grow() {
     hold_on_the_cpu("ministral3", DType::F32);
 }
@@ -402,6 +470,11 @@ fn for_states_in_place_of_keys_and_values() {
 #[test]
 fn for_states_in_place_of_keys_and_values_on_a_gpu() {
     hold_on_a_gpu("qwen3.5", DType::F32);
+}
+
+#[test]
+fn for_states_in_place_of_keys_and_values_on_cuda() {
+    hold_on_cuda("qwen3.5", DType::F32);
 }
 
 #[test]

@@ -31,7 +31,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::common::faulty::{FAILS, FAILS_LATE, Faulty, LOST, LOST_LATE, PANICS};
 use crate::common::{
-    Wrong, comes_to_rest, ends, events, info, limits, model, reason, request, start_on, tokens,
+    Wrong, comes_to_rest, cuda, ends, events, info, limits, model, reason, request, start_on, tokens,
 };
 
 /// Events of a request, without what depends on others: times, and what was found in the prefix cache.
@@ -312,6 +312,14 @@ fn answers_of_a_model_are_those_of_one_step_after_another_on_a_gpu() {
         compare(|| Wgpu::open(&devices()[0]).unwrap(), &asked, 2, cost);
     }
     compare(|| Wgpu::open(&devices()[0]).unwrap(), &greedy(requests(all, 2)), 2, None);
+}
+
+/// Fewer requests: kernels are interpreted.
+#[test]
+fn answers_of_a_model_are_those_of_one_step_after_another_on_cuda() {
+    let asked = requests(100, 2);
+    [Some(0.0), None].into_iter().for_each(|cost| compare(cuda, &asked, 2, cost));
+    compare(cuda, &greedy(asked), 2, None);
 }
 
 /// The next event, or `None` if none comes.

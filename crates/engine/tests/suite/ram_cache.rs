@@ -13,7 +13,7 @@ use tallow_support::{PATIENCE, needed};
 use tallow_wgpu::{Wgpu, devices};
 use tempfile::TempDir;
 
-use crate::common::{SLOTS, choices, comes_to_rest, ends, model, start};
+use crate::common::{SLOTS, choices, comes_to_rest, cuda, ends, model, start};
 use crate::disk_cache::{ask, mixed_prompts, prompt, said, saved_in, settings, start_model};
 use crate::disk_states::{HYBRIDS, hybrid, shape};
 
@@ -287,6 +287,23 @@ fn a_hybrid_comes_back_to_a_gpu() {
         let shape = shape(DType::F16, FEW, 2 * SLOTS + 1);
         start_model(move || Wgpu::open(&found).unwrap(), hybrid("qwen3.5"), shape)
     };
+    let (_, cold) = said(&start(), ask(&prompt(0)));
+    comes_back(&start(), cold, "qwen3.5");
+}
+
+#[test]
+fn what_was_evicted_comes_back_on_cuda() {
+    for dtype in [DType::F16, DType::I8] {
+        let shape = KvShape { dtype, page_len: 4, pages: FEW, swa_pages: 0, state_rows: 0 };
+        let start = || start_model(cuda, model(), shape);
+        let (_, cold) = said(&start(), ask(&prompt(0)));
+        comes_back(&start(), cold, &dtype.to_string());
+    }
+}
+
+#[test]
+fn a_hybrid_comes_back_on_cuda() {
+    let start = || start_model(cuda, hybrid("qwen3.5"), shape(DType::F16, FEW, 2 * SLOTS + 1));
     let (_, cold) = said(&start(), ask(&prompt(0)));
     comes_back(&start(), cold, "qwen3.5");
 }

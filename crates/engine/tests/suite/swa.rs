@@ -11,7 +11,7 @@ use tallow_support::{golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 use tempfile::TempDir;
 
-use crate::common::{SLOTS, comes_to_rest, limits};
+use crate::common::{SLOTS, comes_to_rest, cuda, limits};
 use crate::disk_cache::{ask, prompt, said, settings, start_model};
 use crate::scheduler::{scheduler, step, submit};
 
@@ -258,6 +258,11 @@ fn so_they_are_on_a_gpu() {
     if needed("Vulkan or Metal device", devices().first()).is_some() {
         compare(|| Wgpu::open(&devices()[0]).unwrap(), "gpt-oss");
     }
+}
+
+#[test]
+fn so_they_are_on_cuda() {
+    compare(cuda, "gpt-oss");
 }
 
 /// Records of a cache tier are pages of all layers.

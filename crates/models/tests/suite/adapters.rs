@@ -16,6 +16,8 @@ use tallow_models::decoder::Decoder;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
+use crate::goldens::cuda;
+
 const PAGE: usize = 16;
 /// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
@@ -155,6 +157,11 @@ fn every_case_on_a_gpu() {
     gpu().iter().for_each(|b| every_case_on(b, GPU));
 }
 
+#[test]
+fn every_case_on_cuda() {
+    every_case_on(&cuda(), GPU);
+}
+
 fn every_case_on<B: Backend>(b: &B, slack: f32) {
     let mut seen = 0;
     for case in Case::all() {
@@ -207,6 +214,11 @@ fn together_is_alone() {
 #[test]
 fn together_is_alone_on_a_gpu() {
     gpu().iter().for_each(|b| together_is_alone_on(b, &open(&golden("llama")), ["llama", "llama-some"]));
+}
+
+#[test]
+fn together_is_alone_on_cuda() {
+    together_is_alone_on(&cuda(), &open(&golden("llama")), ["llama", "llama-some"]);
 }
 
 fn together_is_alone_on<B: Backend>(b: &B, model: &Model, names: [&str; 2]) {

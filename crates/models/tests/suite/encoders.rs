@@ -11,6 +11,8 @@ use tallow_models::spec::encoder::Pooling;
 use tallow_support::{ENCODERS, Golden, golden, json, minilm, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};
 
+use crate::goldens::cuda;
+
 /// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
 
@@ -185,6 +187,11 @@ fn folders_on_a_gpu() {
     gpu().iter().for_each(|b| folders_on(b, GPU));
 }
 
+#[test]
+fn folders_on_cuda() {
+    folders_on(&cuda(), GPU);
+}
+
 fn folders_on<B: Backend>(b: &B, slack: f32) {
     for name in ENCODERS {
         let (case, model) = (Case::read(name), open(&golden(name)));
@@ -261,6 +268,12 @@ fn batched_is_alone_on_a_gpu() {
     }
 }
 
+#[test]
+fn batched_is_alone_on_cuda() {
+    let b = cuda();
+    ENCODERS.iter().for_each(|name| alone_on(&b, &open(&golden(name)), &Case::read(name)));
+}
+
 fn alone_on<B: Backend>(b: &B, model: &EncoderModel, case: &Case) {
     let encoder = load(b, model);
     let count =
@@ -288,6 +301,11 @@ fn more_settings() {
 #[test]
 fn more_settings_on_a_gpu() {
     gpu().iter().for_each(|b| more_settings_on(b, GPU));
+}
+
+#[test]
+fn more_settings_on_cuda() {
+    more_settings_on(&cuda(), GPU);
 }
 
 fn more_settings_on<B: Backend>(b: &B, slack: f32) {

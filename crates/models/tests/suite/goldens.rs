@@ -7,10 +7,12 @@ use serde_json::Value;
 use tallow_convert::Conversion;
 use tallow_core::{Arithmetic, Backend, DType, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_cpu::{Cpu, Isa};
+use tallow_cuda::{Cuda, devices_through};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_models::spec::rope::Scaling;
+use tallow_ptx::mock;
 use tallow_quant::Format;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};
@@ -40,6 +42,13 @@ pub(crate) fn cpu_with(isa: Isa) -> Cpu {
 /// The GPU that tests run on, possibly a software implementation.
 pub(crate) fn gpu() -> Option<Wgpu> {
     Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
+}
+
+/// A GPU whose driver is an interpreter of the kernels.
+pub(crate) fn cuda() -> Cuda {
+    // SAFETY: its functions have the types of the driver's, and do the same.
+    let found = unsafe { devices_through(&mock::symbol) }.unwrap();
+    Cuda::open(&found[0]).unwrap().with(Arithmetic::Exact)
 }
 
 impl<'a, B: Backend> Runner<'a, B> {
@@ -188,6 +197,11 @@ fn folders_on_a_gpu() {
     gpu().iter().for_each(|b| folders_on(b, GPU));
 }
 
+#[test]
+fn folders_on_cuda() {
+    folders_on(&cuda(), GPU);
+}
+
 fn folders_on<B: Backend>(b: &B, slack: f32) {
     for name in DECODERS {
         let (case, model) = (Case::read(name), open(&golden(name)));
@@ -245,6 +259,11 @@ fn gguf_twins() {
 #[test]
 fn gguf_twins_on_a_gpu() {
     gpu().iter().for_each(|b| gguf_twins_on(b, GPU));
+}
+
+#[test]
+fn gguf_twins_on_cuda() {
+    gguf_twins_on(&cuda(), GPU);
 }
 
 fn gguf_twins_on<B: Backend>(b: &B, slack: f32) {
@@ -376,6 +395,11 @@ fn more_settings_on_a_gpu() {
     gpu().iter().for_each(|b| more_settings_on(b, GPU));
 }
 
+#[test]
+fn more_settings_on_cuda() {
+    more_settings_on(&cuda(), GPU);
+}
+
 fn more_settings_on<B: Backend>(b: &B, slack: f32) {
     let mut seen = 0;
     for name in more() {
@@ -442,6 +466,11 @@ fn quantized_folders_on_a_gpu() {
     gpu().iter().for_each(|b| quantized_folders_on(b, GPU));
 }
 
+#[test]
+fn quantized_folders_on_cuda() {
+    quantized_folders_on(&cuda(), GPU);
+}
+
 fn quantized_folders_on<B: Backend>(b: &B, slack: f32) {
     for (name, format) in QUANTIZED {
         let name = format!("quant/{name}");
@@ -463,6 +492,11 @@ fn mixed_blocks() {
 #[test]
 fn mixed_blocks_on_a_gpu() {
     gpu().iter().for_each(|b| mixed_blocks_on(b, GPU));
+}
+
+#[test]
+fn mixed_blocks_on_cuda() {
+    mixed_blocks_on(&cuda(), GPU);
 }
 
 fn mixed_blocks_on<B: Backend>(b: &B, slack: f32) {

@@ -16,6 +16,8 @@ use tallow_models::spec::encoder::{PatchSpec, Pooling};
 use tallow_support::{Golden, golden, image_encoder, json, needed, only_tensors, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
+use crate::goldens::cuda;
+
 const BOTH: [&str; 2] = ["clip", "siglip"];
 
 /// Tolerance of the GPU, as a multiple of the CPU's.
@@ -150,6 +152,11 @@ fn folders() {
 #[test]
 fn folders_on_a_gpu() {
     gpu().iter().for_each(|b| folders_on(b, GPU));
+}
+
+#[test]
+fn folders_on_cuda() {
+    folders_on(&cuda(), GPU);
 }
 
 fn folders_on<B: Backend>(b: &B, slack: f32) {
@@ -299,6 +306,12 @@ fn batched_is_alone() {
 #[test]
 fn batched_is_alone_on_a_gpu() {
     gpu().iter().for_each(|b| BOTH.iter().for_each(|name| alone_on(b, name)));
+}
+
+#[test]
+fn batched_is_alone_on_cuda() {
+    let b = cuda();
+    BOTH.iter().for_each(|name| alone_on(&b, name));
 }
 
 fn alone_on<B: Backend>(b: &B, name: &str) {

@@ -10,7 +10,7 @@ use tallow_models::decoder::Decoder;
 use tallow_models::mtp::Hidden;
 use tallow_support::{golden, only_tensors, with_tensors};
 
-use crate::goldens::{Case, cpu, cpu_with, distance, gpu};
+use crate::goldens::{Case, cpu, cpu_with, cuda, distance, gpu};
 
 const PAGE: usize = 16;
 
@@ -124,10 +124,18 @@ fn guess_as_the_reference_does(isa: Isa) {
 
 #[test]
 fn mtp_layers_guess_on_a_gpu() {
-    let Some(b) = gpu() else { return };
+    gpu().iter().for_each(guess_near_the_reference);
+}
+
+#[test]
+fn mtp_layers_guess_on_cuda() {
+    guess_near_the_reference(&cuda());
+}
+
+fn guess_near_the_reference<B: Backend>(b: &B) {
     for (name, _) in cases() {
         let case = Case::read(&format!("mtp/{name}"));
-        let (first, second) = distances(&b, &open(&name, ""), &case, true);
+        let (first, second) = distances(b, &open(&name, ""), &case, true);
         let most = first[0].max(second);
         assert!(most <= 4.0 * case.tolerance(), "{name}: {most}");
     }

@@ -14,6 +14,8 @@ use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_support::{Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
+use crate::goldens::cuda;
+
 /// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
 const PAGE: usize = 16;
@@ -179,6 +181,11 @@ fn the_reference_is_met_on_the_cpu() {
 fn the_reference_is_met_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
     near(&gpu, GPU);
+}
+
+#[test]
+fn the_reference_is_met_on_cuda() {
+    near(&cuda(), GPU);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use faulty::Faulty;
 use tallow_checkpoint::Settings;
 use tallow_core::{Backend, DType};
 use tallow_cpu::{Cpu, Isa};
+use tallow_cuda::{Cuda, devices_through};
 use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
@@ -19,6 +20,7 @@ use tallow_engine::sampler::{Choice, Sampling};
 use tallow_engine::scheduler::{DecodeBudget, Limits};
 use tallow_models::decoder::Decoder;
 use tallow_models::{LoadError, Model};
+use tallow_ptx::mock;
 use tallow_support::{PATIENCE, golden, json};
 use tallow_text::tokenizer::Tokenizer;
 
@@ -27,6 +29,13 @@ pub(crate) const SLOTS: usize = 4;
 /// Small model with random weights; its GGUF file has the vocabulary `t4`, `t5`, …
 pub(crate) fn model() -> Model {
     Model::open(&golden("gguf-models/llama-bf16.gguf")).unwrap()
+}
+
+/// A GPU whose driver is an interpreter of the kernels. It is the thread's own.
+pub(crate) fn cuda() -> Cuda {
+    // SAFETY: its functions have the types of the driver's, and do the same.
+    let found = unsafe { devices_through(&mock::symbol) }.unwrap();
+    Cuda::open(&found[0]).unwrap()
 }
 
 pub(crate) fn info(model: &Model, pages: usize) -> Info {

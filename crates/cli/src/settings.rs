@@ -95,7 +95,7 @@ pub(crate) static KNOWN: &[Known] = &[
         "f16; bf16 where isa is amx or avx512bf16",
     ),
     known("quant", "quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …", "as they are stored"),
-    known("device", "device to run on: auto, cpu, vulkan, vulkan:1, metal, …", "auto"),
+    known("device", "device to run on: auto, cpu, vulkan, vulkan:1, metal, cuda, …", "auto"),
     known("threads", "CPU threads", "the CPU's cores"),
     known(
         "isa",

@@ -44,7 +44,7 @@ pub(super) static FOREIGN: &[Foreign] = &[
     needless(
         &["-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"],
         Value,
-        "a model runs on one device, whole; --device says which (cpu, vulkan, metal)",
+        "a model runs on one device, whole; --device says which (cpu, vulkan, metal, cuda)",
     ),
     needless(&["--jinja"], Nothing, "the model's chat template is always used; --raw leaves it out"),
     needless(&["-fa", "--flash-attn"], Switch, "attention is always computed that way"),

@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(
             notes,
             [
-                "-ngl is not needed: a model runs on one device, whole; --device says which (cpu, vulkan, metal)"
+                "-ngl is not needed: a model runs on one device, whole; --device says which (cpu, vulkan, metal, cuda)"
             ]
         );
         let why = rewritten("run demo -np 4").unwrap_err();

@@ -76,7 +76,7 @@ pub(crate) struct Bench {
     /// There is no partial offload: 0 is --device cpu, as many layers as the model has or more are --device auto.
     #[arg(long = "n-gpu-layers", value_name = "N", aliases = ["ngl", "gpu-layers"])]
     pub gpu_layers: Option<usize>,
-    /// auto, cpu, vulkan, vulkan:1, metal, … [default: auto]
+    /// auto, cpu, vulkan, vulkan:1, metal, cuda, … [default: auto]
     ///
     /// Device to run on. auto takes the GPU with the most free memory if the model fits there, else the CPU.
     #[arg(long, value_name = "DEVICE")]

@@ -1,6 +1,8 @@
 //! The devices that models run on: one file a device, and the one place where a command meets them ([`Device::run`]).
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod memory;
 mod packed;
 mod select;
@@ -65,21 +67,20 @@ macro_rules! accelerators {
             devices.concat()
         }
 
-        /// Accelerators to take without being asked for one, best first, of each kind that this program was built
-        /// with; or why there are none.
-        fn usable() -> Vec<Result<Vec<Device>, Unusable>> {
-            Vec::from([
-                $($(#[$cfg])* $module::usable()
-                    .map(|found| found.into_iter().map(|device| Device(Kind::$kind(device))).collect()),)*
-            ])
-        }
+        /// For each kind of accelerators that this program was built with: those to take without being asked for one, best
+        /// first, or why there are none.
+        const USABLE: &[fn() -> Result<Vec<Device>, Unusable>] = &[
+            $($(#[$cfg])* || $module::usable()
+                .map(|found| found.into_iter().map(|device| Device(Kind::$kind(device))).collect()),)*
+        ];
 
         /// The accelerator of that name, such as `vulkan`, and index.
         fn accelerator(name: &str, index: usize) -> Result<Device, Failed> {
             match name {
                 $($(#[$cfg])* $($name)|+ => Ok(Device(Kind::$kind($module::named(name, index)?))),)*
                 _ => Err(Failed::new(format!(
-                    "there is no device {name}:{index}: {NO_ACCELERATORS}. Take --device cpu"
+                    "there is no device {name}:{index}: this program was built without support for it. Take --device auto or \
+                     --device cpu"
                 ))),
             }
         }
@@ -89,6 +90,10 @@ macro_rules! accelerators {
 accelerators! {
     #[cfg(feature = "wgpu")]
     Wgpu(wgpu::Gpu): "vulkan" | "metal";
+    // Behind Vulkan, which reaches the same GPUs: a kind becomes the one that is taken unasked when its speed on hardware is on
+    // record.
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::Gpu): "cuda";
 }
 
 const NO_ACCELERATORS: &str = "this program was built without support for GPUs";

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Device, NAMES, NO_ACCELERATORS, Unusable, accelerator, usable};
+use super::{Device, NAMES, NO_ACCELERATORS, USABLE, Unusable, accelerator};
 use crate::Failed;
 
 /// A device as the user names it.
@@ -37,7 +37,7 @@ impl FromStr for DeviceChoice {
     type Err = String;
 
     fn from_str(s: &str) -> Result<DeviceChoice, String> {
-        let wrong = || format!("{s:?} is no device; there are auto, cpu, vulkan, vulkan:1, metal, …");
+        let wrong = || format!("{s:?} is no device; there are auto, cpu, vulkan, vulkan:1, metal, cuda, …");
         let (name, index) = s.split_once(':').map_or((s, None), |(name, n)| (name, Some(n)));
         let index = index.map(|n| n.parse::<usize>().map_err(|_| wrong())).transpose()?;
         match (name.to_ascii_lowercase().as_str(), index) {
@@ -58,9 +58,13 @@ pub(crate) fn candidates(choice: DeviceChoice) -> Result<(Vec<Device>, Option<Un
         DeviceChoice::Accelerator(name, index) => Ok((vec![accelerator(name, index)?], None)),
         DeviceChoice::Auto => {
             let (mut devices, mut reasons) = (Vec::new(), Vec::new());
-            for found in usable() {
-                match found {
-                    Ok(found) => devices.extend(found),
+            for usable in USABLE {
+                match usable() {
+                    Ok(found) => {
+                        devices.extend(found);
+                        // Kinds behind it reach the same hardware, and some take a second to look for theirs.
+                        break;
+                    }
                     Err(why) => reasons.push(why),
                 }
             }
@@ -90,10 +94,10 @@ mod tests {
         assert_eq!(parsed("CPU"), Ok(DeviceChoice::Cpu));
         assert_eq!(parsed("vulkan"), Ok(DeviceChoice::Accelerator("vulkan", 0)));
         assert_eq!(parsed("metal:2"), Ok(DeviceChoice::Accelerator("metal", 2)));
-        for wrong in ["", "gpu", "cpu:1", "vulkan:", "vulkan:-1", "vulkan:x", "cuda"] {
+        for wrong in ["", "gpu", "cpu:1", "vulkan:", "vulkan:-1", "vulkan:x", "npu"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
-        for name in ["auto", "cpu", "vulkan:0", "metal:3"] {
+        for name in ["auto", "cpu", "vulkan:0", "metal:3", "cuda:1"] {
             assert_eq!(parsed(name).map(|a| a.to_string()), Ok(name.to_owned()));
         }
     }

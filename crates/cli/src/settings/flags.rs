@@ -37,7 +37,7 @@ pub(crate) struct EngineArgs {
     /// int8 and fp8 take half the memory. The default is bf16 where --isa is amx or avx512bf16.
     #[arg(long, value_name = "TYPE", aliases = KV)]
     pub kv: Option<String>,
-    /// auto, cpu, vulkan, vulkan:1, metal, … [default: auto]
+    /// auto, cpu, vulkan, vulkan:1, metal, cuda, … [default: auto]
     ///
     /// Device to run on. auto takes the GPU with the most free memory if the model fits there, else the CPU. There is no
     /// partial offload: a model runs on one device.
@@ -172,7 +172,7 @@ fn seed(text: &str) -> Result<u64, String> {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceArgs {
-    /// auto, cpu, vulkan, vulkan:1, metal, … [default: auto]
+    /// auto, cpu, vulkan, vulkan:1, metal, cuda, … [default: auto]
     ///
     /// Device to run on. auto takes the GPU with the most free memory if the model fits there, else the CPU.
     #[arg(long, value_name = "DEVICE")]

@@ -228,7 +228,7 @@ fn options_of_llama_cpp_mean_what_they_mean_there() {
     ]);
     assert_eq!((code, out), (Some(0), ours), "{err}");
     insta::assert_snapshot!(err, @r"
-    note: -ngl is not needed: a model runs on one device, whole; --device says which (cpu, vulkan, metal)
+    note: -ngl is not needed: a model runs on one device, whole; --device says which (cpu, vulkan, metal, cuda)
     note: --jinja is not needed: the model's chat template is always used; --raw leaves it out
     note: -fa is not needed: attention is always computed that way
     ");

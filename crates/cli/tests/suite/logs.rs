@@ -248,7 +248,7 @@ fn nonsense_about_the_log_is_refused() {
         crate::common::did(command, b"")
     };
     let said = run("TALLOW_LOG", "garbage===", &[]).failed();
-    insta::assert_snapshot!(said, @r#"error: the variable TALLOW_LOG is "garbage===": there is no part "garbage"; there are tallow, tallow_audio, tallow_core, tallow_cpu, tallow_engine, tallow_hub, tallow_models, tallow_quant, tallow_server, tallow_wgpu"#);
+    insta::assert_snapshot!(said, @r#"error: the variable TALLOW_LOG is "garbage===": there is no part "garbage"; there are tallow, tallow_audio, tallow_core, tallow_cpu, tallow_cuda, tallow_engine, tallow_hub, tallow_models, tallow_quant, tallow_server, tallow_wgpu"#);
     let said = run("TALLOW_LOG", "loud", &["--log-level", "debug"]).failed();
     insta::assert_snapshot!(said, @r#"error: the variable TALLOW_LOG is "loud": "loud" is no level; there are off, error, warn, info, debug and trace. Parts of the program can have one of their own, as in info,tallow_server=debug"#);
     assert!(run("TALLOW_LOG_FORMAT", "xml", &[]).failed().contains("there are plain and json"));

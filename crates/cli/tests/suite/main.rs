@@ -7,6 +7,8 @@ mod cmdline;
 mod commands;
 mod common;
 mod converting;
+#[cfg(all(target_os = "linux", feature = "cuda"))]
+mod cuda;
 mod embed;
 mod imatrix;
 mod loading;

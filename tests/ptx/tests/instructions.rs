@@ -25,7 +25,8 @@ fn run(body: &str, inputs: &[[u32; 3]]) -> Result<Vec<u32>, Error> {
     let parameters: Vec<u8> = [from, to].into_iter().flat_map(u64::to_le_bytes).collect();
     let block = [inputs.len() as u32, 1, 1];
     let launch = Launch { grid: [1; 3], block, shared: 0, parameters: &parameters, seed: 1, limit: 10_000 };
-    device.launch(&module.kernel("test")?, &launch)?;
+    let kernel = module.kernel("test")?;
+    device.launch(&kernel, &launch)?;
     let mut out = vec![0; 4 * inputs.len()];
     device.read(to, &mut out)?;
     Ok(out.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect())

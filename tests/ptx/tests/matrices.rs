@@ -25,7 +25,8 @@ fn run(body: &str, memory: &[u8]) -> Result<Vec<u8>, Error> {
         seed: 1,
         limit: 10_000,
     };
-    device.launch(&module.kernel("test")?, &launch)?;
+    let kernel = module.kernel("test")?;
+    device.launch(&kernel, &launch)?;
     let mut out = vec![0; memory.len()];
     device.read(at, &mut out)?;
     Ok(out)

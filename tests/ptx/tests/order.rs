@@ -58,7 +58,8 @@ fn launch(
     let parameters: Vec<u8> = places.into_iter().flat_map(u64::to_le_bytes).collect();
     let launch =
         Launch { grid: [ctas, 1, 1], block: [1; 3], shared: 0, parameters: &parameters, seed, limit: 1000 };
-    device.launch(&module.kernel(kernel)?, &launch)
+    let kernel = module.kernel(kernel)?;
+    device.launch(&kernel, &launch)
 }
 
 fn places(device: &mut Device) -> [u64; 2] {

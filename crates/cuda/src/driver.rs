@@ -16,7 +16,7 @@ pub(crate) type Handle = *mut c_void;
 pub(crate) struct Failure {
     /// The driver's function.
     pub call: &'static CStr,
-    /// What it returned.
+    /// Its result code.
     pub code: c_int,
 }
 
@@ -28,10 +28,10 @@ pub(crate) mod code {
     pub(crate) const NO_DEVICE: c_int = 100;
     pub(crate) const NOT_FOUND: c_int = 500;
     pub(crate) const NOT_READY: c_int = 600;
-    /// Of a driver whose parts do not fit together.
+    /// Driver parts of different versions, or a stub.
     pub(crate) const STUB: c_int = 34;
     pub(crate) const MISMATCH: c_int = 803;
-    /// Of a system that does not let us have the device.
+    /// The system denies access to the device.
     pub(crate) const UNAVAILABLE: c_int = 46;
     pub(crate) const OPERATING_SYSTEM: c_int = 304;
     pub(crate) const NOT_PERMITTED: c_int = 800;
@@ -56,7 +56,7 @@ pub(crate) mod attribute {
 /// The oldest interface that we need: 12.0.
 const OLDEST: c_int = 12_000;
 
-/// What looks functions up by their names.
+/// Looks up a driver function by name.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&CStr) -> Option<NonNull<c_void>>;
 
 /// Declares the table: a method for each function, which fails if the driver lacks it.

@@ -56,7 +56,7 @@ enum Stored {
     Planes,
 }
 
-/// What a code stands for.
+/// How a code decodes to a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meaning {
     /// A signed byte.
@@ -83,7 +83,7 @@ enum Kind {
     /// Two f16 per row; a byte per run that multiplies the first; a byte per run that multiplies the second, which is
     /// subtracted.
     BytesMin,
-    /// The same with both factors of a run in the nibbles of a byte.
+    /// As `BytesMin`, with both factors of a run in the nibbles of a byte.
     NibblesMin,
     /// An f32 per run.
     Singles,

@@ -1,4 +1,4 @@
-//! What a kernel is executed as: instructions whose operands are places in a warp's registers.
+//! The interpreter's instructions: PTX after lowering and register allocation.
 
 use crate::lanes::{Op, Places};
 use crate::parse::Kind;
@@ -26,10 +26,10 @@ pub(crate) struct Instruction {
     pub code: Code,
 }
 
-/// What an instruction does.
+/// The operation of an instruction.
 #[derive(Clone, Debug)]
 pub(crate) enum Code {
-    /// Something that each lane computes by itself.
+    /// A lane-wise operation.
     Lanes(Op, Places),
     /// `lop3`: the table says what three bits become.
     Logic {
@@ -156,14 +156,14 @@ pub(crate) struct Atomic {
     pub address: Address,
     pub op: AtomicOp,
     pub kind: Kind,
-    /// What was there before.
+    /// Destination of the old value.
     pub to: Option<u16>,
     pub by: u16,
-    /// What is written if `by` was there.
+    /// Compare-and-swap: the new value, if the old one is `by`.
     pub then: Option<u16>,
 }
 
-/// What becomes of what is there and an operand.
+/// The operation of an atomic or a warp reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtomicOp {
     Add,
@@ -183,7 +183,7 @@ pub(crate) enum AtomicOp {
 }
 
 impl AtomicOp {
-    /// What is written over `old`. `then` is written if `by` is there.
+    /// The new value in place of `old`; `then` is that of a compare-and-swap.
     pub(crate) fn apply(self, old: u64, by: u64, then: u64) -> u64 {
         let (a, b) = (old as u32, by as u32);
         let word = match self {
@@ -211,7 +211,7 @@ impl AtomicOp {
     }
 }
 
-/// A word of another lane.
+/// `shfl.sync`
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shuffle {
     pub mode: ShuffleMode,

@@ -1,4 +1,4 @@
-//! What goes wrong in a kernel, and where.
+//! Errors: PTX that is not understood, launches that are refused, and undefined behaviour in a kernel.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub enum Error {
     Parse {
         /// The line, from 1.
         line: u32,
-        /// What was found.
+        /// The problem.
         what: String,
     },
     /// No kernel of this name.
@@ -24,7 +24,7 @@ pub enum Error {
         /// Why not.
         what: String,
     },
-    /// The kernel did something that has no defined result.
+    /// Undefined behaviour of the kernel.
     #[error(transparent)]
     Fault(Box<Fault>),
     /// A transfer that leaves its allocation.
@@ -38,7 +38,7 @@ impl Error {
     }
 }
 
-/// Something that has no defined result, and where it happened.
+/// Undefined behaviour of a kernel, and where it happened.
 #[derive(Debug, thiserror::Error)]
 pub struct Fault {
     /// The kernel.
@@ -51,7 +51,7 @@ pub struct Fault {
     pub cta: [u32; 3],
     /// The first thread concerned, by its number in the CTA.
     pub thread: usize,
-    /// What happened.
+    /// The undefined behaviour.
     pub trouble: Trouble,
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What happened.
+/// Undefined behaviour that the interpreter detects.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each says what it is")]
 pub enum Trouble {

@@ -1,4 +1,4 @@
-//! The instructions that each lane computes by itself: of each its names in PTX, its operands, and what it does.
+//! Lane-wise instructions (ALU, conversions, comparisons): names in PTX, operand types and semantics, one line each.
 
 use half::{bf16, f16};
 
@@ -29,7 +29,7 @@ macro_rules! table {
                 }
             }
 
-            /// What its operands and its result are.
+            /// Types of its operands and of its result.
             pub(crate) fn kinds(self) -> (&'static [Kind], Kind) {
                 match self {
                     $(Op::$name => (&[$($kind::KIND),*], $out::KIND),)*

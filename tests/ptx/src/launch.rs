@@ -44,7 +44,7 @@ struct Resident {
     epoch: u16,
     shared: Bytes,
     warps: Vec<Warp>,
-    /// Those that may execute, and those that have ended.
+    /// Warps that can run, and the number of warps that have exited.
     ready: Vec<usize>,
     done: usize,
     executed: u64,

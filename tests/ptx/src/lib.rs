@@ -6,7 +6,7 @@
 //! that no barrier orders, races between CTAs that no fence and atomic order, shuffles and barriers that lanes do not reach
 //! together, and kernels that do not end.
 //!
-//! What it does not show: timing, the width of memory transactions, and what a driver's compiler makes of the PTX.
+//! It does not model timing, coalescing, or the driver's compiler.
 
 mod code;
 mod device;
@@ -19,7 +19,7 @@ mod memory;
 pub mod mock;
 mod module;
 mod parse;
-mod places;
+mod regalloc;
 mod registers;
 mod warp;
 

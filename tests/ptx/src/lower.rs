@@ -1,5 +1,5 @@
-//! From the tree to what is executed: names of instructions become operations, registers become places. An instruction
-//! that is not known is an error: whatever we ship is understood, or not run.
+//! Lowers parsed PTX to the interpreter's instructions over virtual registers. An unknown instruction is an error: all of the PTX
+//! we ship is understood.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,12 +11,12 @@ use crate::code::{
 use crate::fault::Error;
 use crate::lanes::{Op, Places};
 use crate::parse::{Entry, Kind, Operand, Statement};
-use crate::places;
+use crate::regalloc;
 
 struct Lowering<'a> {
     entry: &'a Entry<'a>,
     shared: HashMap<&'a str, Range<usize>>,
-    /// What registers hold: those of the text, then constants, then those that lowering needs.
+    /// Types of the virtual registers: the PTX's own, then constants and temporaries.
     kinds: Vec<Kind>,
     constants: Vec<(u16, Kind, u64)>,
     code: Vec<Instruction>,
@@ -54,7 +54,7 @@ pub(crate) fn lower(entry: &Entry<'_>) -> Result<Lowered, Error> {
             *target = starts[*target as usize];
         }
     }
-    places::assign(lowering.code, &lowering.kinds, lowering.constants)
+    regalloc::allocate(lowering.code, &lowering.kinds, lowering.constants)
 }
 
 fn number(at: usize, line: u32) -> Result<u16, Error> {

@@ -1,4 +1,4 @@
-//! A device's memory, and what may be known of each byte: whether somebody wrote it, and who touched it last.
+//! Global and shared memory, with shadow state for each byte: initialised or not, and its last accesses, to detect races.
 
 use std::collections::HashMap;
 
@@ -255,8 +255,8 @@ impl Bytes {
     }
 }
 
-/// What one CTA knows to be over in others: for each the barriers that it had passed when it said so, and which of its warps
-/// said so.
+/// A CTA's vector clock, from fences and the atomics after them: for each other CTA the barrier epoch up to which its accesses
+/// happen before, and the warps whose accesses of that epoch do.
 type Clock = HashMap<u32, (u16, u32)>;
 
 fn join(into: &mut Clock, from: &Clock) {
@@ -270,12 +270,12 @@ fn join(into: &mut Clock, from: &Clock) {
     }
 }
 
-/// The order between CTAs of a launch, by fences and the atomics behind them.
+/// Happens-before between the CTAs of a launch.
 #[derive(Debug, Default)]
 struct Order {
-    /// What each CTA's last fence covers.
+    /// The clock that each CTA released at its last fence.
     fenced: HashMap<u32, Clock>,
-    /// What was handed on at each address.
+    /// The clock released at each address, by atomics.
     handed: HashMap<u64, Clock>,
     known: HashMap<u32, Clock>,
 }

@@ -117,7 +117,7 @@ pub fn calls(name: &str) -> u64 {
     STATE.with(|state| state.borrow().calls.get(name).copied().unwrap_or(0))
 }
 
-/// What a function returns that fails.
+/// Result codes of the driver.
 mod code {
     use std::ffi::c_int;
 
@@ -155,7 +155,7 @@ thread_local! {
         RefCell::new(State { machine: Machine::of_environment(), ..State::default() });
 }
 
-/// What has happened on the thread's machine.
+/// Counters of the thread's machine.
 #[derive(Default)]
 struct State {
     machine: Machine,
@@ -185,7 +185,7 @@ struct Context {
     events: HashMap<usize, Event>,
     modules: HashMap<usize, Module>,
     functions: HashMap<usize, Function>,
-    /// What it did not survive.
+    /// The sticky error, if there was one.
     sticky: Option<c_int>,
 }
 

@@ -28,14 +28,14 @@ pub(crate) struct Entry<'a> {
     pub max_threads: Option<usize>,
     /// The types of its registers.
     pub registers: Vec<Kind>,
-    /// Those of 16 bits.
+    /// The 16-bit registers among them.
     pub narrow: HashSet<usize>,
     pub code: Vec<Statement<'a>>,
-    /// Where labels point to, among `code`.
+    /// Labels, as indices into `code`.
     pub labels: HashMap<&'a str, usize>,
 }
 
-/// What a register holds.
+/// Register types, as the interpreter tells them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Predicate,

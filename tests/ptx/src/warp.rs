@@ -1,4 +1,4 @@
-//! How a warp executes: lanes at the same instruction together, those that are furthest behind first.
+//! Execution of a warp: converged lanes together, divergent groups by least PC.
 
 use crate::code::{
     Access, Address, Atomic, Code, Instruction, Lowered, Shuffle, ShuffleMode, Space, Special, VoteMode,
@@ -31,11 +31,11 @@ pub(crate) enum Pause {
     Done,
 }
 
-/// How the addresses of a warp's lanes lie.
+/// Access pattern of a warp.
 enum Spread {
-    /// Side by side, from here.
+    /// Coalesced, from this address.
     Run(u64),
-    /// All here.
+    /// All lanes at this address.
     Same(u64),
     /// Otherwise.
     Apart,
@@ -77,10 +77,10 @@ struct Copy {
     used: usize,
 }
 
-/// What went wrong, at which instruction, and in which lane first.
+/// A fault, the index of its instruction, and the first lane.
 pub(crate) type Stopped = (Trouble, u32, usize);
 
-/// What an instruction does to the order of execution.
+/// Control flow after an instruction.
 enum Flow {
     Next,
     Jump(u32),
@@ -129,7 +129,7 @@ impl Warp {
         self.run_anywhere(code, cta, turn)
     }
 
-    /// The same code, for the host's wider instructions: without `fma`, one is a call to a library for each lane.
+    /// Compiled for AVX2 and FMA: without, `mul_add` is a library call for each lane.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
     fn run_with_avx2(
@@ -421,7 +421,7 @@ impl Warp {
         Ok(())
     }
 
-    /// The same word in each lane.
+    /// Broadcasts a word to the lanes.
     fn put(&mut self, to: u16, mask: &Mask, word: u32) {
         (0..PARTS).for_each(|part| Word::put(&mut self.registers, to, part, mask, [word; 8]));
     }
@@ -515,7 +515,7 @@ impl Warp {
         }
     }
 
-    /// What all lanes load side by side.
+    /// A coalesced load of all lanes.
     fn load_run(&mut self, first: u64, access: &Access, cta: &mut Cta<'_>) -> Result<(), Trouble> {
         let (who, size, count) = (self.who(cta), usize::from(access.size), usize::from(access.count));
         let bytes = match access.address.space {
@@ -539,7 +539,7 @@ impl Warp {
         Ok(())
     }
 
-    /// What all lanes load from the same place.
+    /// A load of all lanes from one address.
     fn load_same(&mut self, address: u64, access: &Access, cta: &mut Cta<'_>) -> Result<(), Trouble> {
         let (who, size, all) = (self.who(cta), usize::from(access.size), Mask::new(u32::MAX));
         for (i, to) in access.registers[..usize::from(access.count)].iter().enumerate() {
@@ -576,7 +576,7 @@ impl Warp {
         Ok(())
     }
 
-    /// What each lane loads from its own place. False if that must be done one by one.
+    /// A scattered load of all lanes. False if it has to be done lane by lane.
     fn gather(&mut self, access: &Access, addresses: &[u64; LANES], cta: &mut Cta<'_>) -> bool {
         let (who, size) = (self.who(cta), usize::from(access.size));
         let mut values = [0; LANES];
@@ -607,7 +607,7 @@ impl Warp {
         true
     }
 
-    /// What all lanes store side by side.
+    /// A coalesced store of all lanes.
     fn store_run(&self, first: u64, access: &Access, cta: &mut Cta<'_>) -> Result<(), Trouble> {
         let (who, size, count) = (self.who(cta), usize::from(access.size), usize::from(access.count));
         let mut bytes = [0; LANES * 16];

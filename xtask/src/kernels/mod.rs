@@ -19,11 +19,11 @@ use toolchain::Toolchain;
 
 /// The version of PTX that drivers from 12.0 on know, in place of the compiler's.
 const VERSION: &str = ".version 7.8";
-/// What the PTX is compiled for: the oldest GPUs that run it.
+/// Target of the PTX: the oldest GPUs that run it.
 const TARGET: &str = "compute_80";
-/// What it is assembled for.
+/// Architectures to assemble it for.
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
-/// Those that the older assembler knows.
+/// The first of them, which the older assembler knows.
 const OLDER: usize = 4;
 /// Registers of a multiprocessor.
 const REGISTERS: usize = 65536;

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::server::step;
 
-/// What is fetched, pinned by its hash: the folder that it is unpacked to, and the requirement.
+/// Wheels, pinned by hash: the folder to unpack to, and pip's requirement.
 const WHEELS: [(&str, &str); 3] = [
     (
         "nvrtc",
@@ -114,7 +114,7 @@ impl Toolchain {
     }
 }
 
-/// What the assembler says of a module.
+/// Output of the assembler for a module.
 fn told(assembler: &Path, ptx: &Path, architecture: &str, cubin: Option<&Path>) -> Result<String, String> {
     let nowhere = Path::new("/dev/null");
     let mut command = Command::new(assembler);

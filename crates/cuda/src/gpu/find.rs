@@ -47,7 +47,7 @@ const LEAST: (u32, u32) = (8, 0);
 pub struct Found {
     about: Device,
     driver: Arc<Driver>,
-    /// What the driver calls it.
+    /// The driver's handle.
     device: c_int,
 }
 

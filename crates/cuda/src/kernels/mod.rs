@@ -1,4 +1,4 @@
-//! The kernels: their PTX, compiled into the program, and what a launch must know of each.
+//! The kernels: their PTX, compiled into the program, and each kernel's launch bounds and parameters.
 
 mod table;
 
@@ -34,7 +34,7 @@ impl Kernel {
         table::MODULES.iter().find(|module| module.name == self.module)
     }
 
-    /// What a launch must know of it.
+    /// Its launch bounds and parameters.
     pub(crate) fn entry(&self) -> Result<&'static Entry> {
         let entry =
             self.module().and_then(|module| module.entries.iter().find(|entry| entry.name == self.name));

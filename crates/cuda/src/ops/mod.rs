@@ -1,4 +1,4 @@
-//! What is launched for each op. The kernels are in `kernels`, in files of the same names.
+//! Kernel launches of each op. The kernels are in `kernels`, in files of the same names.
 
 mod attention;
 mod linear;

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::{Event, Outcome, STATE, State, Work, code};
 
-/// Where a function of the driver is.
+/// Address of a driver function.
 macro_rules! functions {
     ($($symbol:literal => $function:ident,)*) => {
         /// A function of the driver, as its library would have it.

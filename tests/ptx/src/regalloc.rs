@@ -1,6 +1,5 @@
-//! Where registers lie: those that are never needed at the same time share a place, so that a warp's fit in the host's
-//! nearest cache. What may be read before it was written is found on the way: such a register is live where the kernel
-//! begins, and is watched while it runs.
+//! Register allocation by liveness (linear scan), so that a warp's registers fit in the host's L1 cache. A register that is live at
+//! the kernel's entry may be read uninitialised: it is tracked at run time.
 
 use std::collections::HashMap;
 
@@ -38,7 +37,7 @@ impl Set {
     }
 }
 
-/// What an instruction reads and writes.
+/// Calls `each` with the registers that an instruction reads and writes.
 fn touched(instruction: &Instruction, mut each: impl FnMut(u16, bool)) {
     if let Some((at, _)) = instruction.guard {
         each(at, false);
@@ -46,7 +45,7 @@ fn touched(instruction: &Instruction, mut each: impl FnMut(u16, bool)) {
     instruction.code.clone().registers(|at, _, is_written| each(*at, is_written));
 }
 
-/// Instructions that follow each other without a way in or out.
+/// A basic block.
 struct Block {
     start: usize,
     end: usize,
@@ -84,7 +83,7 @@ fn blocks(code: &[Instruction]) -> Vec<Block> {
     starts.iter().zip(ends).map(block).collect()
 }
 
-/// The registers that are needed at the start and at the end of each block.
+/// Live-in and live-out registers of each block.
 fn live(code: &[Instruction], blocks: &[Block], registers: usize) -> (Vec<Set>, Vec<Set>) {
     let mut before = vec![Set::new(registers); blocks.len()];
     let mut after = before.clone();
@@ -154,7 +153,7 @@ fn watch(code: Vec<Instruction>, watched: &HashMap<u16, u16>) -> Vec<Instruction
 }
 
 /// Gives each register a place.
-pub(crate) fn assign(
+pub(crate) fn allocate(
     code: Vec<Instruction>,
     kinds: &[Kind],
     constants: Vec<(u16, Kind, u64)>,

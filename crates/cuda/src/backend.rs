@@ -145,6 +145,7 @@ impl Backend for Cuda {
         self.linear_into(op, weight, &out)?;
         Ok(out)
     }
+
     fn linear_many(&self, op: &LinearMany<'_, Cuda>) -> Result<Tensor<Cuda>> {
         self.linear_many_side_by_side(op)
     }

@@ -6,7 +6,7 @@ mod trouble;
 
 use tallow_core::conformance::{Suite, cases};
 use tallow_core::ops::{Eltwise, EltwiseOp};
-use tallow_core::{Arithmetic, Backend, DType, Memory, Result, Tensor};
+use tallow_core::{Arithmetic, Backend, DType, Memory, Result};
 use tallow_ptx::mock::{self, Machine};
 
 use crate::{Cuda, Found, devices_through};
@@ -33,7 +33,7 @@ const APART: [&[&str]; 7] = [
     &["normalize", "rope", "activate", "eltwise", "index_rows", "permute_cols", "route", "topk", "tail_sum"],
 ];
 
-/// Those of attention, which take long: this part and the next.
+/// Index of the attention cases, which take long: this part and the next.
 const ATTEND: usize = 3;
 
 /// Runs conformance cases. Each result has memory of its own, so that reads of what nobody wrote are found.
@@ -97,10 +97,6 @@ fn ops_conform_when_memory_is_reused() {
     }
 }
 
-fn address(t: &Tensor<Cuda>) -> u64 {
-    Cuda::address(t)
-}
-
 /// Freed memory is given to the next who asks for as much, and there is room for other sizes when it is needed.
 #[test]
 fn memory_is_used_again() {
@@ -108,10 +104,10 @@ fn memory_is_used_again() {
         devices: vec![mock::Gpu { memory: 1 << 20, ..mock::Gpu::default() }],
         ..Machine::default()
     });
-    let first = address(&b.alloc(DType::F32, 100, 100).unwrap());
+    let first = Cuda::address(&b.alloc(DType::F32, 100, 100).unwrap());
     let allocated = mock::calls("cuMemAlloc_v2");
     for _ in 0..10 {
-        assert_eq!(address(&b.alloc(DType::F32, 100, 100).unwrap()), first);
+        assert_eq!(Cuda::address(&b.alloc(DType::F32, 100, 100).unwrap()), first);
     }
     assert_eq!(mock::calls("cuMemAlloc_v2"), allocated);
     // Other sizes each, which would not fit side by side.
@@ -139,7 +135,7 @@ fn large_tensors_come_back_as_they_went() {
     assert_eq!(b.download::<u32>(&t.col_range(4..6)).unwrap()[2..4], [data[(1 << 20) + 4], 1]);
 }
 
-/// What is waited for is what was fetched, whatever was launched since, and in any order.
+/// Fetches in flight are waited for in any order, with launches in between.
 #[test]
 fn results_are_read_one_by_one() {
     let b = open(Machine::default());

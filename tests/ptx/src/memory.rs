@@ -9,7 +9,7 @@ use crate::registers::LANES;
 const WITHIN: u32 = 36;
 
 /// Who executes an instruction.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Who {
     /// Its CTA, by a number that no earlier launch has used.
     pub cta: u32,
@@ -87,6 +87,10 @@ impl Word {
                 return Err(Trouble::Race { does, did: "read", other: self.reader.cta() });
             }
             self.writer = me;
+            // They happen before this write: whoever is ordered with it is ordered with them.
+            if self.reader.bytes() & me.bytes() != 0 {
+                self.reader = Touch(0);
+            }
             return Ok(());
         }
         let last = self.reader;
@@ -121,6 +125,56 @@ pub(crate) enum Touching {
     Read,
     Write,
     Atomic,
+}
+
+/// Who accesses a memory, and which accesses of others happen before.
+trait Access {
+    fn who(&self) -> Who;
+    /// The memory's name in faults.
+    fn space(&self) -> &'static str;
+    /// Whether an access of this CTA, barrier epoch and warp happens before.
+    fn is_ordered(&self, cta: u32, epoch: u16, warp: u8) -> bool;
+}
+
+/// An access to global memory, in a launch whose first CTA has this number.
+struct Global<'a> {
+    who: Who,
+    order: &'a Order,
+    first: u32,
+}
+
+impl Access for Global<'_> {
+    fn who(&self) -> Who {
+        self.who
+    }
+
+    fn space(&self) -> &'static str {
+        "global memory"
+    }
+
+    #[inline(always)]
+    fn is_ordered(&self, cta: u32, epoch: u16, warp: u8) -> bool {
+        let by = self.who.cta;
+        cta < self.first || warp != SEVERAL_CTAS && (cta == by || self.order.is_over(cta, epoch, warp, by))
+    }
+}
+
+/// An access to a CTA's shared memory: ordered by a barrier in between, or within the warp.
+struct Shared(Who);
+
+impl Access for Shared {
+    fn who(&self) -> Who {
+        self.0
+    }
+
+    fn space(&self) -> &'static str {
+        "shared memory"
+    }
+
+    #[inline(always)]
+    fn is_ordered(&self, _: u32, epoch: u16, warp: u8) -> bool {
+        epoch < self.0.epoch || warp == self.0.warp
+    }
 }
 
 impl Bytes {
@@ -187,14 +241,8 @@ impl Bytes {
 
     /// Reads elements of all lanes, aligned and of at most four bytes. False, with nothing promised, where one cannot be read.
     #[inline(always)]
-    fn gather(
-        &mut self,
-        places: [u64; LANES],
-        size: usize,
-        who: Who,
-        is_ordered: impl Fn(u32, u16, u8) -> bool,
-        to: &mut [u64; LANES],
-    ) -> bool {
+    fn gather(&mut self, places: [u64; LANES], size: usize, by: &impl Access, to: &mut [u64; LANES]) -> bool {
+        let who = by.who();
         let limit = self.bytes.len().saturating_sub(size - 1) as u64;
         let aligned = |at: u64| at & (size as u64 - 1) == 0;
         if size > 4 || places.iter().any(|at| *at >= limit || !aligned(*at)) {
@@ -208,7 +256,10 @@ impl Bytes {
                 return false;
             }
             let me = Touch::new(who.cta, who.epoch, who.warp, bytes);
-            if self.words[at / 4].touch(me, Touching::Read, &is_ordered).is_err() {
+            if self.words[at / 4]
+                .touch(me, Touching::Read, |cta, epoch, warp| by.is_ordered(cta, epoch, warp))
+                .is_err()
+            {
                 return false;
             }
             // Allocations may end within a word.
@@ -229,16 +280,54 @@ impl Bytes {
         }
     }
 
-    /// Notes who touches bytes, and finds whom it races with. `is_ordered` says whether what another did is over for sure.
     #[inline(always)]
-    fn touch(
+    fn read_at(&mut self, at: usize, size: usize, by: &impl Access) -> Result<u64, Trouble> {
+        if !self.is_written(at, size) {
+            return Err(Trouble::Unwritten { what: by.space(), at });
+        }
+        self.touch(at, size, Touching::Read, by)?;
+        Ok(self.get(at, size))
+    }
+
+    fn read_run_at(&mut self, at: usize, size: usize, by: &impl Access) -> Result<&[u8], Trouble> {
+        self.touch(at, size, Touching::Read, by)?;
+        self.run(at, size, by.space())
+    }
+
+    #[inline(always)]
+    fn write_at(&mut self, at: usize, size: usize, value: u64, by: &impl Access) -> Result<(), Trouble> {
+        self.touch(at, size, Touching::Write, by)?;
+        self.set(at, size, value);
+        Ok(())
+    }
+
+    fn write_run_at(&mut self, at: usize, data: &[u8], by: &impl Access) -> Result<(), Trouble> {
+        self.touch(at, data.len(), Touching::Write, by)?;
+        self.set_run(at, data);
+        Ok(())
+    }
+
+    /// An atomic: reads, and writes the new value in place of the old one, which it returns.
+    fn change_at(
         &mut self,
         at: usize,
         size: usize,
-        how: Touching,
-        who: Who,
-        is_ordered: impl Fn(u32, u16, u8) -> bool,
-    ) -> Result<(), Trouble> {
+        by: &impl Access,
+        change: impl FnOnce(u64) -> u64,
+    ) -> Result<u64, Trouble> {
+        if !self.is_written(at, size) {
+            return Err(Trouble::Unwritten { what: by.space(), at });
+        }
+        self.touch(at, size, Touching::Atomic, by)?;
+        let old = self.get(at, size);
+        self.set(at, size, change(old));
+        Ok(old)
+    }
+
+    /// Records an access, and detects races with earlier ones.
+    #[inline(always)]
+    fn touch(&mut self, at: usize, size: usize, how: Touching, by: &impl Access) -> Result<(), Trouble> {
+        let (who, is_ordered) = (by.who(), |cta, epoch, warp| by.is_ordered(cta, epoch, warp));
         let warp = if how == Touching::Atomic { ATOMIC } else { who.warp };
         let me = |bytes: u8| Touch::new(who.cta, who.epoch, warp, bytes);
         let (first, end) = (at / 4, at + size);
@@ -249,7 +338,7 @@ impl Bytes {
         for (i, word) in self.words[first..=(end - 1) / 4].iter_mut().enumerate() {
             let here = (first + i) * 4;
             let (from, to) = (at.max(here) - here, end.min(here + 4) - here);
-            word.touch(me(((1u8 << to) - 1) & !((1u8 << from) - 1)), how, &is_ordered)?;
+            word.touch(me(((1u8 << to) - 1) & !((1u8 << from) - 1)), how, is_ordered)?;
         }
         Ok(())
     }
@@ -327,7 +416,18 @@ impl Memory {
 
     /// The allocation that an address is in, and the place within it of `size` bytes.
     #[inline(always)]
-    fn find(&mut self, address: u64, size: usize) -> Result<(&mut Bytes, usize, &Order, u32), Trouble> {
+    fn find(&mut self, address: u64, size: usize) -> Result<(&mut Bytes, usize), Trouble> {
+        self.find_for(address, size, Who::default()).map(|(bytes, at, _)| (bytes, at))
+    }
+
+    /// The same, for an access of a kernel.
+    #[inline(always)]
+    fn find_for(
+        &mut self,
+        address: u64,
+        size: usize,
+        who: Who,
+    ) -> Result<(&mut Bytes, usize, Global<'_>), Trouble> {
         let index = (address >> WITHIN).wrapping_sub(1) as usize;
         let at = (address & ((1 << WITHIN) - 1)) as usize;
         let Some(Some(bytes)) = self.allocations.get_mut(index) else {
@@ -337,7 +437,7 @@ impl Memory {
             let past = (at + size - bytes.len()) as u64;
             return Err(Trouble::OutOfBounds { size: bytes.len(), past });
         }
-        Ok((bytes, at, &self.order, self.first))
+        Ok((bytes, at, Global { who, order: &self.order, first: self.first }))
     }
 
     /// A launch of so many CTAs begins: what was before is over. Returns the first one's number.
@@ -359,36 +459,26 @@ impl Memory {
 
     #[inline(always)]
     pub(crate) fn read(&mut self, address: u64, size: usize, who: Who) -> Result<u64, Trouble> {
-        let (bytes, at, order, first) = self.find(address, size)?;
-        if !bytes.is_written(at, size) {
-            return Err(Trouble::Unwritten { what: "global memory", at });
-        }
-        let is_ordered = between(order, first, who.cta);
-        bytes.touch(at, size, Touching::Read, who, is_ordered)?;
-        Ok(bytes.get(at, size))
+        let (bytes, at, by) = self.find_for(address, size, who)?;
+        bytes.read_at(at, size, &by)
     }
 
-    /// Bytes that follow each other, as a warp's lanes read them together.
+    /// A coalesced read.
     pub(crate) fn read_run(&mut self, address: u64, size: usize, who: Who) -> Result<&[u8], Trouble> {
-        let (bytes, at, order, first) = self.find(address, size)?;
-        bytes.touch(at, size, Touching::Read, who, between(order, first, who.cta))?;
-        bytes.run(at, size, "global memory")
+        let (bytes, at, by) = self.find_for(address, size, who)?;
+        bytes.read_run_at(at, size, &by)
     }
 
-    /// Writes as [`read_run`](Memory::read_run) reads.
+    /// A coalesced write.
     pub(crate) fn write_run(&mut self, address: u64, data: &[u8], who: Who) -> Result<(), Trouble> {
-        let (bytes, at, order, first) = self.find(address, data.len())?;
-        bytes.touch(at, data.len(), Touching::Write, who, between(order, first, who.cta))?;
-        bytes.set_run(at, data);
-        Ok(())
+        let (bytes, at, by) = self.find_for(address, data.len(), who)?;
+        bytes.write_run_at(at, data, &by)
     }
 
     #[inline]
     pub(crate) fn write(&mut self, address: u64, size: usize, value: u64, who: Who) -> Result<(), Trouble> {
-        let (bytes, at, order, first) = self.find(address, size)?;
-        bytes.touch(at, size, Touching::Write, who, between(order, first, who.cta))?;
-        bytes.set(at, size, value);
-        Ok(())
+        let (bytes, at, by) = self.find_for(address, size, who)?;
+        bytes.write_at(at, size, value, &by)
     }
 
     /// Reads elements of all lanes in one allocation, each at its own place. False, with nothing promised, where that is not all.
@@ -400,15 +490,12 @@ impl Memory {
         to: &mut [u64; LANES],
     ) -> bool {
         let base = addresses[0] >> WITHIN;
-        let Ok((bytes, _, order, first)) = self.find(addresses[0], size) else { return false };
-        if addresses.iter().any(|address| address >> WITHIN != base) {
-            return false;
-        }
-        let is_ordered = between(order, first, who.cta);
-        bytes.gather(addresses.map(|address| address & ((1 << WITHIN) - 1)), size, who, is_ordered, to)
+        let Ok((bytes, _, by)) = self.find_for(addresses[0], size, who) else { return false };
+        addresses.iter().all(|address| address >> WITHIN == base)
+            && bytes.gather(addresses.map(|address| address & ((1 << WITHIN) - 1)), size, &by, to)
     }
 
-    /// Reads, and writes what `change` makes of it.
+    /// An atomic.
     pub(crate) fn change(
         &mut self,
         address: u64,
@@ -416,13 +503,8 @@ impl Memory {
         who: Who,
         change: impl FnOnce(u64) -> u64,
     ) -> Result<u64, Trouble> {
-        let (bytes, at, order, first) = self.find(address, size)?;
-        if !bytes.is_written(at, size) {
-            return Err(Trouble::Unwritten { what: "global memory", at });
-        }
-        bytes.touch(at, size, Touching::Atomic, who, between(order, first, who.cta))?;
-        let old = bytes.get(at, size);
-        bytes.set(at, size, change(old));
+        let (bytes, at, by) = self.find_for(address, size, who)?;
+        let old = bytes.change_at(at, size, &by, change)?;
         self.order.atomic(who, address);
         Ok(old)
     }
@@ -464,13 +546,6 @@ impl Memory {
     }
 }
 
-/// Whether what a CTA did to global memory is over for CTA `by`.
-fn between(order: &Order, first: u32, by: u32) -> impl Fn(u32, u16, u8) -> bool {
-    move |cta, epoch, warp| {
-        cta < first || warp != SEVERAL_CTAS && (cta == by || order.is_over(cta, epoch, warp, by))
-    }
-}
-
 /// The shared memory of a CTA.
 impl Bytes {
     /// Whether `size` bytes are there.
@@ -488,33 +563,23 @@ impl Bytes {
     #[inline(always)]
     pub(crate) fn read(&mut self, address: u64, size: usize, who: Who) -> Result<u64, Trouble> {
         let at = self.within(address, size)?;
-        if !self.is_written(at, size) {
-            return Err(Trouble::Unwritten { what: "shared memory", at });
-        }
-        self.touch(at, size, Touching::Read, who, inside(who))?;
-        Ok(self.get(at, size))
+        self.read_at(at, size, &Shared(who))
     }
 
-    #[inline]
     pub(crate) fn read_run(&mut self, address: u64, size: usize, who: Who) -> Result<&[u8], Trouble> {
         let at = self.within(address, size)?;
-        self.touch(at, size, Touching::Read, who, inside(who))?;
-        self.run(at, size, "shared memory")
+        self.read_run_at(at, size, &Shared(who))
     }
 
     pub(crate) fn write_run(&mut self, address: u64, data: &[u8], who: Who) -> Result<(), Trouble> {
         let at = self.within(address, data.len())?;
-        self.touch(at, data.len(), Touching::Write, who, inside(who))?;
-        self.set_run(at, data);
-        Ok(())
+        self.write_run_at(at, data, &Shared(who))
     }
 
     #[inline]
     pub(crate) fn write(&mut self, address: u64, size: usize, value: u64, who: Who) -> Result<(), Trouble> {
         let at = self.within(address, size)?;
-        self.touch(at, size, Touching::Write, who, inside(who))?;
-        self.set(at, size, value);
-        Ok(())
+        self.write_at(at, size, value, &Shared(who))
     }
 
     /// As [`Memory::gather`].
@@ -525,17 +590,18 @@ impl Bytes {
         who: Who,
         to: &mut [u64; LANES],
     ) -> bool {
-        self.gather(*addresses, size, who, inside(who), to)
+        self.gather(*addresses, size, &Shared(who), to)
     }
 
-    /// A copy to these bytes begins: from now on it may land, and until it has been waited for they hold nothing.
+    /// An asynchronous copy to these bytes begins: it may land from now on, and until it is waited for they are uninitialised.
     pub(crate) fn expect(&mut self, address: u64, size: usize, who: Who) -> Result<(), Trouble> {
         let at = self.within(address, size)?;
-        self.touch(at, size, Touching::Write, who, inside(who))?;
+        self.touch(at, size, Touching::Write, &Shared(who))?;
         (at..at + size).for_each(|at| self.written[at / 8] &= !(1 << (at % 8)));
         Ok(())
     }
 
+    /// An atomic.
     pub(crate) fn change(
         &mut self,
         address: u64,
@@ -544,17 +610,22 @@ impl Bytes {
         change: impl FnOnce(u64) -> u64,
     ) -> Result<u64, Trouble> {
         let at = self.within(address, size)?;
-        if !self.is_written(at, size) {
-            return Err(Trouble::Unwritten { what: "shared memory", at });
-        }
-        self.touch(at, size, Touching::Atomic, who, inside(who))?;
-        let old = self.get(at, size);
-        self.set(at, size, change(old));
-        Ok(old)
+        self.change_at(at, size, &Shared(who), change)
     }
 }
 
-/// Whether what another did to shared memory is over: a barrier lies between, or it was the same warp.
-fn inside(who: Who) -> impl Fn(u32, u16, u8) -> bool {
-    move |_, epoch, warp| epoch < who.epoch || warp == who.warp
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_does_not_miss_a_later_write() {
+        let by = |cta| Touch::new(cta, 0, 0, 15);
+        let mut word = Word::default();
+        word.touch(by(1), Touching::Read, |_, _, _| false).unwrap();
+        // The writer knows that the read is over; the reader does not know of the write.
+        word.touch(by(2), Touching::Write, |_, _, _| true).unwrap();
+        let again = word.touch(by(1), Touching::Read, |cta, _, _| cta == 1);
+        assert_eq!(again, Err(Trouble::Race { does: "reads", did: "wrote", other: 2 }));
+    }
 }

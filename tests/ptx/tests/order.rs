@@ -1,4 +1,4 @@
-//! What is in order between CTAs and launches, and what is not.
+//! Races between CTAs, and the order of launches.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests and what they share")]
 

@@ -51,6 +51,13 @@ fn bytes(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
+/// Memory of the device that holds these bytes.
+fn up(device: &mut Device, data: &[u8]) -> u64 {
+    let at = device.alloc(data.len());
+    device.write(at, data).unwrap();
+    at
+}
+
 fn matrix(at: u64, rows: u32, cols: u32, stride: u32) -> Vec<u8> {
     let words = [rows, cols, stride, 0];
     at.to_le_bytes().into_iter().chain(words.into_iter().flat_map(u32::to_le_bytes)).collect()
@@ -66,12 +73,8 @@ fn normalize(text: &str, seed: u64) -> Result<(), Found> {
     let kernel = module.kernel("normalize").map_err(Found::from)?;
     let mut device = Device::default();
     let (x, weight, bias) = (numbers(ROWS * COLS, 1), numbers(COLS, 2), numbers(COLS, 3));
-    let mut up = |data: &[f32]| {
-        let at = device.alloc(4 * data.len());
-        device.write(at, &bytes(data)).unwrap();
-        at
-    };
-    let (x_at, weight_at, bias_at) = (up(&x), up(&weight), up(&bias));
+    let (x_at, weight_at, bias_at) =
+        (up(&mut device, &bytes(&x)), up(&mut device, &bytes(&weight)), up(&mut device, &bytes(&bias)));
     let out = device.alloc(4 * ROWS * COLS);
     let (rows, cols) = (ROWS as u32, COLS as u32);
     let mut parameters = matrix(x_at, rows, cols, cols);
@@ -116,13 +119,8 @@ fn gather(text: &str, seed: u64) -> Result<(), Found> {
     let (rows, cols, stride, count, out_stride) = (7usize, 33usize, 40usize, 40usize, 37usize);
     let (x, ids) = (numbers(rows * stride, 4), (0..count as u32).map(|i| i * 5 % 9).collect::<Vec<_>>());
     let mut device = Device::default();
-    let mut up = |data: &[u8]| {
-        let at = device.alloc(data.len());
-        device.write(at, data).unwrap();
-        at
-    };
-    let x_at = up(&bytes(&x)[..4 * (stride * (rows - 1) + cols)]);
-    let ids_at = up(&ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>());
+    let x_at = up(&mut device, &bytes(&x)[..4 * (stride * (rows - 1) + cols)]);
+    let ids_at = up(&mut device, &ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>());
     let out = device.alloc(4 * (out_stride * (count - 1) + cols));
     let mut parameters = matrix(x_at, rows as u32, cols as u32, stride as u32);
     parameters.extend(ids_at.to_le_bytes());

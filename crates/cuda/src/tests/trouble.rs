@@ -1,4 +1,4 @@
-//! What is said when there is no device to use, and when one fails.
+//! Error messages: no usable device, and devices that fail.
 
 use tallow_core::ops::{Copy, Eltwise, EltwiseOp};
 use tallow_core::{Backend, DType, Error, Memory};
@@ -229,7 +229,7 @@ fn kernels_that_are_not_there_are_said() {
     b.gpu.launch(&nothing).unwrap();
 }
 
-/// What the driver's compiler has to say is not lost.
+/// The log of the driver's PTX compiler is part of the error.
 #[test]
 fn a_module_that_is_not_understood_is_an_error_with_its_words() {
     let b = open(Machine { fail: vec![("cuModuleLoadDataEx", 1, 218)], ..Machine::default() });

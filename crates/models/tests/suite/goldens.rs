@@ -46,6 +46,8 @@ pub(crate) fn gpu() -> Option<Wgpu> {
 
 /// A GPU whose driver is an interpreter of the kernels.
 pub(crate) fn cuda() -> Cuda {
+    // Reads of memory that nobody wrote are faults there.
+    mock::set(mock::Machine::default());
     // SAFETY: its functions have the types of the driver's, and do the same.
     let found = unsafe { devices_through(&mock::symbol) }.unwrap();
     Cuda::open(&found[0]).unwrap().with(Arithmetic::Exact)

@@ -33,6 +33,8 @@ pub(crate) fn model() -> Model {
 
 /// A GPU whose driver is an interpreter of the kernels. It is the thread's own.
 pub(crate) fn cuda() -> Cuda {
+    // Reads of memory that nobody wrote are faults there.
+    mock::set(mock::Machine::default());
     // SAFETY: its functions have the types of the driver's, and do the same.
     let found = unsafe { devices_through(&mock::symbol) }.unwrap();
     Cuda::open(&found[0]).unwrap()

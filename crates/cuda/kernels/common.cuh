@@ -88,7 +88,7 @@ inline float warp_max(float x) {
   return x;
 }
 
-// The sum of all threads of a CTA, of which there are THREADS. All of them must come here.
+// The same of all threads of a CTA, of which there are THREADS. All of them must come here.
 template <u32 THREADS> inline float cta_sum(float x) {
   __shared__ float parts[THREADS / 32];
   x = warp_sum(x);
@@ -98,6 +98,17 @@ template <u32 THREADS> inline float cta_sum(float x) {
   float sum = parts[0];
   for (u32 i = 1; i < THREADS / 32; i++) sum += parts[i];
   return sum;
+}
+
+template <u32 THREADS> inline float cta_max(float x) {
+  __shared__ float parts[THREADS / 32];
+  x = warp_max(x);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+  __syncthreads();
+  float most = parts[0];
+  for (u32 i = 1; i < THREADS / 32; i++) most = fmaxf(most, parts[i]);
+  return most;
 }
 
 // The number of this thread among all of the grid's first axis, and how many there are: for loops over elements.

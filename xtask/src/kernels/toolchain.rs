@@ -22,15 +22,14 @@ const WHEELS: [(&str, &str); 3] = [
     ),
 ];
 
-/// The script that calls the compiler.
-const COMPILE: &str = include_str!("nvrtc.py");
-
 pub(super) struct Toolchain {
     python: PathBuf,
     compiler: PathBuf,
     assembler: PathBuf,
     older: PathBuf,
     headers: PathBuf,
+    /// The script that calls the compiler.
+    script: PathBuf,
 }
 
 impl Toolchain {
@@ -71,13 +70,14 @@ impl Toolchain {
             assembler: within("nvcc", "cuda_nvcc/bin/ptxas")?,
             older: within("nvcc-older", "cuda_nvcc/bin/ptxas")?,
             headers,
+            script: work.join("../../xtask/src/kernels/nvrtc.py"),
         })
     }
 
     /// Compiles sources to PTX, each to a file of its name in `folder`.
     pub(super) fn compile(&self, sources: &[PathBuf], folder: &Path, target: &str) -> Result<(), String> {
         let mut python = Command::new(&self.python);
-        python.args(["-c", COMPILE]).arg(&self.compiler).arg(&self.headers).arg(folder).arg(target);
+        python.arg(&self.script).arg(&self.compiler).arg(&self.headers).arg(folder).arg(target);
         step(python.args(sources))
     }
 

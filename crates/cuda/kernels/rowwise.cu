@@ -1,27 +1,14 @@
 // Row-wise and element-wise ops: norms, activations, arithmetic, gather, scatter, copies.
-#include "common.cuh"
 #include "activation.cuh"
+#include "norm.cuh"
 
-// RMSNorm or LayerNorm of `width` columns a CTA, plus a residual.
-KERNEL(WIDTH) normalize(Matrix<const float> x, const float* weight, const float* bias, Matrix<const float> residual,
-                        Matrix<float> out, u32 width, u32 is_centred, float eps) {
-  u32 first = blockIdx.y * width;
+// RMSNorm or LayerNorm of a group of columns a CTA, plus a residual.
+KERNEL(WIDTH) normalize(Matrix<const float> x, Norm norm, Matrix<const float> residual, Matrix<float> out) {
+  u32 first = blockIdx.y * norm.width;
   const float* in = x.row(blockIdx.x) + first;
-  float mean = 0;
-  if (is_centred) {
-    float sum = 0;
-    for (u32 i = threadIdx.x; i < width; i += WIDTH) sum += in[i];
-    mean = cta_sum<WIDTH>(sum) / width;
-  }
-  float squares = 0;
-  for (u32 i = threadIdx.x; i < width; i += WIDTH) {
-    float d = in[i] - mean;
-    squares = fmaf(d, d, squares);
-  }
-  float scale = 1.0f / sqrtf(cta_sum<WIDTH>(squares) / width + eps);
-  for (u32 i = threadIdx.x; i < width; i += WIDTH) {
-    float y = (in[i] - mean) * scale;
-    y = bias ? fmaf(y, weight[i], bias[i]) : y * weight[i];
+  Moments m = moments_of(norm, in);
+  for (u32 i = threadIdx.x; i < norm.width; i += WIDTH) {
+    float y = normalized(norm, m, in[i], i);
     if (residual.at) y += residual.row(blockIdx.x)[first + i];
     out.row(blockIdx.x)[first + i] = y;
   }

@@ -1,7 +1,7 @@
 //! Row-wise and element-wise ops: norms, activations, arithmetic, gather, scatter, copies. The kernels are in `rowwise.cu`.
 
 use tallow_core::ops::{Activate, Copy, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols};
-use tallow_core::{Activation, NormKind, Result, Tensor};
+use tallow_core::{Activation, Norm, NormKind, Result, Tensor};
 
 use crate::args::Args;
 use crate::device::Cuda;
@@ -22,16 +22,8 @@ impl Cuda {
     }
 
     pub(crate) fn normalize_into(&self, op: &Normalize<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
-        let (by, width) = (op.norm, op.norm.weight.cols());
-        let args = Args::new()
-            .matrix(op.x)
-            .pointer(&by.weight)
-            .optional_pointer(by.bias.as_ref())
-            .optional(op.residual)
-            .matrix(out)
-            .word(width)
-            .flag(by.kind == NormKind::Layer)
-            .float(by.eps);
+        let width = op.norm.weight.cols();
+        let args = norm(Args::new().matrix(op.x), Some(op.norm)).optional(op.residual).matrix(out);
         let kernel = Kernel { module: "rowwise", name: "normalize" };
         let grid = [op.x.rows() as u32, (op.x.cols() / width.max(1)) as u32, 1];
         self.gpu.launch(&Launch { kernel, grid, block: THREADS, shared: 0, args })
@@ -81,6 +73,17 @@ impl Cuda {
         };
         self.by_element(name, op.from.len(), Args::new().matrix(op.from).matrix(op.to))
     }
+}
+
+/// A norm: `Norm` in the kernels. All of it is zero if there is none.
+pub(crate) fn norm(args: Args, by: Option<&Norm<Cuda>>) -> Args {
+    let (width, is_centred) = by.map_or((0, false), |by| (by.weight.cols(), by.kind == NormKind::Layer));
+    args.optional_pointer(by.map(|by| &by.weight))
+        .optional_pointer(by.and_then(|by| by.bias.as_ref()))
+        .word(width)
+        .flag(is_centred)
+        .float(by.map_or(0.0, |by| by.eps))
+        .word(0)
 }
 
 /// An activation's number in the kernels (`activation.cuh`).

@@ -12,7 +12,7 @@ use tallow_ptx::mock::{self, Machine};
 use crate::{Cuda, Found, devices_through};
 
 /// The devices of this machine, which are the interpreter's from now on.
-fn devices(machine: Machine) -> Result<Vec<Found>> {
+pub(crate) fn devices(machine: Machine) -> Result<Vec<Found>> {
     mock::set(machine);
     // SAFETY: its functions have the types of NVIDIA's, and do the same.
     unsafe { devices_through(&mock::symbol) }

@@ -10,8 +10,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use tallow_ptx::{Kernel, Module};
 
@@ -84,26 +88,33 @@ fn make(root: &Path) -> Result<Made, Stopped> {
     let sources = sources(&root.join(crate_folder()).join("kernels"))?;
     let compiled = work.join("ptx");
     fs::create_dir_all(&compiled).map_err(|e| format!("{}: {e}", compiled.display()))?;
-    toolchain.compile(&sources, &compiled, TARGET)?;
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let shares: Vec<Vec<&Path>> = (0..cores)
+        .map(|core| sources.iter().skip(core).step_by(cores).map(PathBuf::as_path).collect())
+        .collect();
+    side_by_side(&shares, |share| toolchain.compile(share, &compiled, TARGET))?;
+    let modules = side_by_side(&sources, |source| {
+        let name = source.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+        let text = lowered(&read(&compiled.join(name).with_extension("ptx"))?);
+        let module = Module::new(&text).map_err(|e| format!("{name}.ptx: {e}"))?;
+        let beside = compiled.join(name).with_extension("lowered.ptx");
+        fs::write(&beside, &text).map_err(|e| format!("{}: {e}", beside.display()))?;
+        let lines = assembled(&toolchain, name, &module, &beside)?;
+        Ok((crate_folder().join("ptx").join(name).with_extension("ptx"), text, lines, entries(name, &module)))
+    })?;
 
     let mut made = Made { toolchain, files: BTreeMap::new() };
     let mut table = format!("{:<34}{:>8}{:>8}", "kernel", "threads", "shared");
     ARCHITECTURES.iter().for_each(|name| _ = write!(table, "{name:>8}"));
     table.push('\n');
-    let mut modules = String::new();
-    for source in &sources {
-        let name = source.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
-        let text = lowered(&read(&compiled.join(name).with_extension("ptx"))?);
-        let module = Module::new(&text).map_err(|e| format!("{name}.ptx: {e}"))?;
-        let path = crate_folder().join("ptx").join(name).with_extension("ptx");
-        let beside = compiled.join(name).with_extension("lowered.ptx");
-        fs::write(&beside, &text).map_err(|e| format!("{}: {e}", beside.display()))?;
-        table += &made.assembled(name, &module, &beside)?;
-        modules += &entries(name, &module);
+    let mut list = String::new();
+    for (path, text, lines, entries) in modules {
+        table += &lines;
+        list += &entries;
         made.files.insert(path, text);
     }
     made.files.insert(crate_folder().join("ptx/registers.txt"), table);
-    made.files.insert(crate_folder().join("src/kernels/table.rs"), formatted(root, &rust(&modules))?);
+    made.files.insert(crate_folder().join("src/kernels/table.rs"), formatted(root, &rust(&list))?);
     Ok(made)
 }
 
@@ -151,36 +162,60 @@ fn lowered(text: &str) -> String {
     out.trim_end().to_owned() + "\n"
 }
 
-impl Made {
-    /// Assembles a module for every architecture. Returns a line of the table for each kernel.
-    fn assembled(&self, name: &str, module: &Module, ptx: &Path) -> Result<String, String> {
-        let mut used: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        for architecture in ARCHITECTURES {
-            let told = self.toolchain.assemble(ptx, architecture, None)?;
-            for (kernel, registers) in told {
-                used.entry(kernel).or_default().push(registers);
-            }
+/// Assembles a module for every architecture. Returns a line of the table for each kernel.
+fn assembled(toolchain: &Toolchain, name: &str, module: &Module, ptx: &Path) -> Result<String, String> {
+    let mut used: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for architecture in ARCHITECTURES {
+        let told = toolchain.assemble(ptx, architecture, None)?;
+        for (kernel, registers) in told {
+            used.entry(kernel).or_default().push(registers);
         }
-        for architecture in &ARCHITECTURES[..OLDER] {
-            self.toolchain.assemble_with_older(ptx, architecture)?;
-        }
-        let mut lines = String::new();
-        for kernel in module.kernels() {
-            let registers =
-                used.get(kernel.name()).ok_or(format!("{name}: {} is not assembled", kernel.name()))?;
-            let threads =
-                kernel.max_threads().ok_or(format!("{name}: {} has no launch bounds", kernel.name()))?;
-            if let Some(most) = registers.iter().max().filter(|most| *most * threads > REGISTERS) {
-                return Err(format!("{name}: {} uses {most} registers for {threads} threads", kernel.name()));
-            }
-            let title = format!("{name}/{}", kernel.name());
-            _ = write!(lines, "{title:<34}{threads:>8}{:>8}", kernel.shared());
-            registers.iter().for_each(|count| _ = write!(lines, "{count:>8}"));
-            lines.push('\n');
-        }
-        Ok(lines)
     }
+    for architecture in &ARCHITECTURES[..OLDER] {
+        toolchain.assemble_with_older(ptx, architecture)?;
+    }
+    let mut lines = String::new();
+    for kernel in module.kernels() {
+        let registers =
+            used.get(kernel.name()).ok_or(format!("{name}: {} is not assembled", kernel.name()))?;
+        let threads =
+            kernel.max_threads().ok_or(format!("{name}: {} has no launch bounds", kernel.name()))?;
+        if let Some(most) = registers.iter().max().filter(|most| *most * threads > REGISTERS) {
+            return Err(format!("{name}: {} uses {most} registers for {threads} threads", kernel.name()));
+        }
+        let title = format!("{name}/{}", kernel.name());
+        _ = write!(lines, "{title:<34}{threads:>8}{:>8}", kernel.shared());
+        registers.iter().for_each(|count| _ = write!(lines, "{count:>8}"));
+        lines.push('\n');
+    }
+    Ok(lines)
+}
 
+/// Results of `work` for each item, in their order; on all cores.
+fn side_by_side<T: Sync, R: Send>(
+    items: &[T],
+    work: impl Fn(&T) -> Result<R, String> + Sync,
+) -> Result<Vec<R>, String> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let worker = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(i) else { return };
+            let result = work(item);
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((i, result));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(worker);
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(i, _)| *i);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+impl Made {
     fn write(&self, root: &Path) -> Result<(), Stopped> {
         for (path, text) in &self.files {
             fs::write(root.join(path), text).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -241,10 +276,7 @@ fn entries(name: &str, module: &Module) -> String {
         )
     };
     let entries: String = module.kernels().iter().map(entry).collect();
-    format!(
-        "    Module {{\n        name: \"{name}\",\n        ptx: include_str!(\"../../ptx/{name}.ptx\"),\n        entries: \
-         &[\n{entries}        ],\n    }},\n"
-    )
+    format!("    Module {{\n        name: \"{name}\",\n        entries: &[\n{entries}        ],\n    }},\n")
 }
 
 fn rust(modules: &str) -> String {

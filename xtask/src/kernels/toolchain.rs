@@ -75,7 +75,7 @@ impl Toolchain {
     }
 
     /// Compiles sources to PTX, each to a file of its name in `folder`.
-    pub(super) fn compile(&self, sources: &[PathBuf], folder: &Path, target: &str) -> Result<(), String> {
+    pub(super) fn compile(&self, sources: &[&Path], folder: &Path, target: &str) -> Result<(), String> {
         let mut python = Command::new(&self.python);
         python.arg(&self.script).arg(&self.compiler).arg(&self.headers).arg(folder).arg(target);
         step(python.args(sources))
@@ -89,7 +89,10 @@ impl Toolchain {
         architecture: &str,
         cubin: Option<&Path>,
     ) -> Result<Vec<(String, usize)>, String> {
-        let told = told(&self.assembler, ptx, architecture, cubin)?;
+        let told = match cubin {
+            Some(_) => told(&self.assembler, ptx, architecture, cubin)?,
+            None => told_once(&self.assembler, ptx, &format!("{architecture}.txt"), architecture)?,
+        };
         let (mut kernels, mut name) = (Vec::new(), String::new());
         for line in told.lines() {
             let line = line.trim().trim_start_matches("ptxas info").trim_start_matches([' ', ':']);
@@ -110,8 +113,26 @@ impl Toolchain {
 
     /// Assembles it as drivers of that age do.
     pub(super) fn assemble_with_older(&self, ptx: &Path, architecture: &str) -> Result<(), String> {
-        told(&self.older, ptx, architecture, None).map(|_| ())
+        told_once(&self.older, ptx, &format!("{architecture}.older.txt"), architecture).map(|_| ())
     }
+}
+
+/// Output of the assembler for a module, which lies in a file beside it once it was assembled without an error.
+fn told_once(assembler: &Path, ptx: &Path, extension: &str, architecture: &str) -> Result<String, String> {
+    let kept = ptx.with_extension(extension);
+    // The assembler's path does not say which one it is: the lists of wheels do.
+    let key = WHEELS.map(|(_, requirement)| requirement).join("\n")
+        + "\n"
+        + &fs::read_to_string(ptx).map_err(|e| format!("{}: {e}", ptx.display()))?
+        + "\n";
+    if let Some(told) =
+        fs::read_to_string(&kept).ok().and_then(|had| Some(had.strip_prefix(&key)?.to_owned()))
+    {
+        return Ok(told);
+    }
+    let told = told(assembler, ptx, architecture, None)?;
+    fs::write(&kept, key + &told).map_err(|e| format!("{}: {e}", kept.display()))?;
+    Ok(told)
 }
 
 /// Output of the assembler for a module.

@@ -79,7 +79,7 @@ impl Gpu {
         let about = found.about().clone();
         let context = Rc::new(Context::open(found)?);
         Ok(Gpu {
-            modules: Modules::new(context.clone()),
+            modules: Modules::new(context.clone(), about.capability),
             pool: Rc::new(Pool::new(context.clone(), about.memory)),
             staging: Rc::new(Staging::new(context.clone())),
             clock: RefCell::default(),

@@ -10,7 +10,7 @@ use tallow_core::{Error, Result};
 
 use super::context::Context;
 use crate::driver::{Handle, code};
-use crate::kernels::Kernel;
+use crate::kernels::{Bytes, Kernel, images};
 
 /// Shared memory that a kernel may be launched with unless more is asked for, in bytes.
 const SHARED: u32 = 48 << 10;
@@ -26,13 +26,15 @@ struct Function {
 
 pub(super) struct Modules {
     context: Rc<Context>,
+    /// The device's compute capability.
+    capability: (u32, u32),
     loaded: RefCell<HashMap<&'static str, Handle>>,
     functions: RefCell<HashMap<Kernel, Function>>,
 }
 
 impl Modules {
-    pub(super) fn new(context: Rc<Context>) -> Modules {
-        Modules { context, loaded: RefCell::default(), functions: RefCell::default() }
+    pub(super) fn new(context: Rc<Context>, capability: (u32, u32)) -> Modules {
+        Modules { context, capability, loaded: RefCell::default(), functions: RefCell::default() }
     }
 
     /// A kernel that may be launched with so much shared memory.
@@ -77,20 +79,40 @@ impl Modules {
         has.then_some(function).ok_or_else(lacks)
     }
 
+    /// Loads a kernel's module.
     fn load(&self, kernel: Kernel) -> Result<Handle> {
+        let images = images(kernel.module, self.capability).filter_map(Bytes::unpack);
+        let module = self.load_first(kernel.module, images)?.ok_or_else(|| kernel.missing())?;
+        self.loaded.borrow_mut().insert(kernel.module, module);
+        Ok(module)
+    }
+
+    /// Loads the first of a module's images that the driver takes: a cubin may be of no use to a newer one. None if there is none.
+    fn load_first(&self, name: &str, images: impl Iterator<Item = Vec<u8>>) -> Result<Option<Handle>> {
+        let mut refused = None;
+        for image in images {
+            match self.load_image(name, &image) {
+                Err(error @ Error::Device { .. }) => refused = Some(error),
+                done => return done.map(Some),
+            }
+        }
+        refused.map_or(Ok(None), Err)
+    }
+
+    /// Loads PTX, which a zero ends, or a cubin.
+    fn load_image(&self, name: &str, image: &[u8]) -> Result<Handle> {
         const ERROR_LOG: c_int = 5;
         const ERROR_LOG_BYTES: c_int = 6;
-        let ptx = text(kernel.ptx()?)?;
         let (mut module, mut log) = (null_mut(), vec![0u8; LOG]);
         let mut options = [ERROR_LOG, ERROR_LOG_BYTES];
         // The driver takes numbers in place of pointers; this one becomes how much it wrote.
         let mut values = [log.as_mut_ptr().cast::<c_void>(), (LOG - 1) as *mut c_void];
-        // SAFETY: all places are valid during the call: the text ends with a zero, and the log has the room that is given.
+        // SAFETY: all places are valid during the call: the image ends with a zero, and the log has the room that is given.
         let has_room = self.context.ask_unless(code::OUT_OF_MEMORY, |driver| unsafe {
             let count = options.len() as u32;
             driver.module_load(
                 &mut module,
-                ptx.as_ptr().cast(),
+                image.as_ptr().cast(),
                 count,
                 options.as_mut_ptr(),
                 values.as_mut_ptr(),
@@ -100,15 +122,11 @@ impl Modules {
             Error::Device { why, .. } => {
                 let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
                 let said = String::from_utf8_lossy(said).split_whitespace().collect::<Vec<_>>().join(" ");
-                self.failed(format!("the module {} cannot be loaded: {why}: {said}", kernel.module))
+                self.failed(format!("the module {name} cannot be loaded: {why}: {said}"))
             }
             other => other,
         })?;
-        if !has_room {
-            return Err(self.context.out_of_memory(ptx.count_bytes() as u64));
-        }
-        self.loaded.borrow_mut().insert(kernel.module, module);
-        Ok(module)
+        has_room.then_some(module).ok_or_else(|| self.context.out_of_memory(image.len() as u64))
     }
 
     fn failed(&self, why: String) -> Error {
@@ -130,5 +148,25 @@ impl Drop for Modules {
             // SAFETY: it was loaded once and is unloaded once, and nothing of it runs any more.
             let _ = self.context.ask(|driver| unsafe { driver.module_unload(module) });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tallow_ptx::mock::Machine;
+
+    use super::*;
+
+    #[test]
+    fn of_what_there_is_of_a_module_the_driver_takes_the_first_that_it_can() {
+        let found = crate::tests::devices(Machine::default()).unwrap().remove(0);
+        let modules = Modules::new(Rc::new(Context::open(&found).unwrap()), (8, 0));
+        let ptx = images("rope", (8, 0)).next().unwrap().unpack().unwrap();
+        let cubin = b"\x7fELF of another device\0".to_vec();
+        let module = modules.load_first("rope", [cubin.clone(), ptx].into_iter()).unwrap().unwrap();
+        modules.loaded.borrow_mut().insert("rope", module);
+        let refused = modules.load_first("rope", [cubin].into_iter()).unwrap_err().to_string();
+        assert!(refused.contains("the module rope cannot be loaded"), "{refused}");
+        assert!(modules.load_first("nothing", std::iter::empty()).unwrap().is_none());
     }
 }

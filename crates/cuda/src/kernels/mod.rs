@@ -1,8 +1,11 @@
-//! The kernels: their PTX, compiled into the program, and each kernel's launch bounds and parameters.
+//! The kernels: their PTX, packed into the program, and each kernel's launch bounds and parameters.
 
+mod packed;
 mod table;
 
 use tallow_core::{Error, Result};
+
+pub(crate) use packed::{Bytes, images};
 
 /// A kernel: its module, and its name there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,7 +17,6 @@ pub(crate) struct Kernel {
 /// The kernels of one file.
 pub(crate) struct Module {
     pub name: &'static str,
-    pub ptx: &'static str,
     pub entries: &'static [Entry],
 }
 
@@ -41,12 +43,7 @@ impl Kernel {
         entry.ok_or_else(|| self.missing())
     }
 
-    /// The PTX of its module.
-    pub(crate) fn ptx(&self) -> Result<&'static str> {
-        self.module().map(|module| module.ptx).ok_or_else(|| self.missing())
-    }
-
-    fn missing(&self) -> Error {
+    pub(crate) fn missing(&self) -> Error {
         let why = format!("this program has no kernel called {}/{}", self.module, self.name);
         Error::Device { device: "CUDA".into(), why }
     }

@@ -6,25 +6,15 @@ use super::{Entry, Module};
 pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "attention",
-        ptx: include_str!("../../ptx/attention.ptx"),
         entries: &[
             Entry { name: "attend", parameters: 228, threads: 256, shared: 41728 },
             Entry { name: "merge_units", parameters: 80, threads: 64, shared: 0 },
         ],
     },
-    Module {
-        name: "cache",
-        ptx: include_str!("../../ptx/cache.ptx"),
-        entries: &[Entry { name: "kv_write", parameters: 120, threads: 32, shared: 0 }],
-    },
-    Module {
-        name: "embed",
-        ptx: include_str!("../../ptx/embed.ptx"),
-        entries: &[Entry { name: "embed", parameters: 112, threads: 256, shared: 0 }],
-    },
+    Module { name: "cache", entries: &[Entry { name: "kv_write", parameters: 120, threads: 32, shared: 0 }] },
+    Module { name: "embed", entries: &[Entry { name: "embed", parameters: 112, threads: 256, shared: 0 }] },
     Module {
         name: "linear",
-        ptx: include_str!("../../ptx/linear.ptx"),
         entries: &[
             Entry { name: "linear_1", parameters: 160, threads: 256, shared: 2048 },
             Entry { name: "linear_8", parameters: 160, threads: 256, shared: 16384 },
@@ -32,7 +22,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "probe",
-        ptx: include_str!("../../ptx/probe.ptx"),
         entries: &[
             Entry { name: "probe_read", parameters: 24, threads: 256, shared: 0 },
             Entry { name: "probe_fma", parameters: 16, threads: 256, shared: 0 },
@@ -40,7 +29,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_1_halves",
-        ptx: include_str!("../../ptx/products_1_halves.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -50,7 +38,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_2_halves",
-        ptx: include_str!("../../ptx/products_2_halves.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -60,7 +47,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_2_nibbles_min",
-        ptx: include_str!("../../ptx/products_2_nibbles_min.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -70,7 +56,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_2_whole",
-        ptx: include_str!("../../ptx/products_2_whole.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -80,7 +65,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_3_bytes",
-        ptx: include_str!("../../ptx/products_3_bytes.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -90,7 +74,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_3_table_bytes",
-        ptx: include_str!("../../ptx/products_3_table_bytes.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -100,7 +83,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_4_bytes_min",
-        ptx: include_str!("../../ptx/products_4_bytes_min.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -110,7 +92,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_4_halves",
-        ptx: include_str!("../../ptx/products_4_halves.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -120,7 +101,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_4_halves_min",
-        ptx: include_str!("../../ptx/products_4_halves_min.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -130,7 +110,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_4_halves_zero",
-        ptx: include_str!("../../ptx/products_4_halves_zero.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -140,7 +119,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_4_table_bytes",
-        ptx: include_str!("../../ptx/products_4_table_bytes.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -150,7 +128,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_4_table_eighths",
-        ptx: include_str!("../../ptx/products_4_table_eighths.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -160,7 +137,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_4_table_exponents",
-        ptx: include_str!("../../ptx/products_4_table_exponents.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -170,7 +146,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_4_table_halves",
-        ptx: include_str!("../../ptx/products_4_table_halves.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -180,7 +155,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_5_bytes_min",
-        ptx: include_str!("../../ptx/products_5_bytes_min.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -190,7 +164,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_5_halves",
-        ptx: include_str!("../../ptx/products_5_halves.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -200,7 +173,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_5_halves_min",
-        ptx: include_str!("../../ptx/products_5_halves_min.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -210,7 +182,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_6_bytes",
-        ptx: include_str!("../../ptx/products_6_bytes.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -220,7 +191,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_8_halves",
-        ptx: include_str!("../../ptx/products_8_halves.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -230,7 +200,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "products_8_singles",
-        ptx: include_str!("../../ptx/products_8_singles.ptx"),
         entries: &[
             Entry { name: "products_8", parameters: 168, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 168, threads: 256, shared: 0 },
@@ -240,29 +209,21 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "quantize",
-        ptx: include_str!("../../ptx/quantize.ptx"),
         entries: &[Entry { name: "quantize", parameters: 52, threads: 256, shared: 0 }],
     },
     Module {
         name: "recurrent",
-        ptx: include_str!("../../ptx/recurrent.ptx"),
         entries: &[Entry { name: "gated_delta", parameters: 184, threads: 128, shared: 2048 }],
     },
-    Module {
-        name: "rope",
-        ptx: include_str!("../../ptx/rope.ptx"),
-        entries: &[Entry { name: "rope", parameters: 88, threads: 256, shared: 0 }],
-    },
+    Module { name: "rope", entries: &[Entry { name: "rope", parameters: 88, threads: 256, shared: 0 }] },
     Module {
         name: "route",
-        ptx: include_str!("../../ptx/route.ptx"),
         entries: &[Entry { name: "route", parameters: 88, threads: 256, shared: 13440 }],
     },
     Module {
         name: "rowwise",
-        ptx: include_str!("../../ptx/rowwise.ptx"),
         entries: &[
-            Entry { name: "normalize", parameters: 100, threads: 256, shared: 32 },
+            Entry { name: "normalize", parameters: 104, threads: 256, shared: 32 },
             Entry { name: "activate", parameters: 76, threads: 256, shared: 0 },
             Entry { name: "eltwise", parameters: 80, threads: 256, shared: 0 },
             Entry { name: "gather_rows", parameters: 56, threads: 256, shared: 0 },
@@ -275,7 +236,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "select",
-        ptx: include_str!("../../ptx/select.ptx"),
         entries: &[
             Entry { name: "topk", parameters: 76, threads: 1024, shared: 9232 },
             Entry { name: "tail_sum", parameters: 120, threads: 1024, shared: 128 },

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use tallow_checkpoint::{Checkpoint, StoredTensors};
+use tallow_checkpoint::{Checkpoint, Stored, StoredTensors};
 use tallow_core::{Backend, DType, Null, StepPlan};
 use tallow_cuda::{Cuda, devices_through};
 use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
@@ -60,9 +60,10 @@ fn deepened(mut model: Model, layers: usize) -> Model {
     let own = model.spec.layers.len();
     let name = |layer: usize| format!("blk.{layer}.");
     let of = |layer: usize| {
-        let own = name(layer % own);
-        let tensors = model.checkpoint.tensors().filter(move |(name, _)| name.starts_with(&own));
-        tensors.map(move |(old, t)| (old.replacen(&name(layer % own), &name(layer), 1), t.clone()))
+        let (from, to) = (name(layer % own), name(layer));
+        let named =
+            move |(old, t): (&str, &Stored)| Some((format!("{to}{}", old.strip_prefix(&from)?), t.clone()));
+        model.checkpoint.tensors().filter_map(named)
     };
     let rest = model.checkpoint.tensors().filter(|(name, _)| !name.starts_with("blk."));
     let rest = rest.map(|(name, t)| (name.to_owned(), t.clone()));

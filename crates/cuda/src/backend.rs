@@ -4,7 +4,7 @@ use tallow_core::ops::{
     Activate, Attend, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite, Linear,
     LinearMany, Matmul, Normalize, PermuteCols, Rope, Route, TailSum, TopK, TopKOut,
 };
-use tallow_core::{Backend, DType, HostWeight, Memory, Result, Tensor, Trace, Weight, compose};
+use tallow_core::{Backend, DType, HostWeight, Memory, Replay, Result, Tensor, Trace, Weight, compose};
 
 use crate::device::Cuda;
 
@@ -37,6 +37,11 @@ impl Backend for Cuda {
         // Launches are handed over one by one, and the device computes them meanwhile.
         self.gpu.check()?;
         Ok(true)
+    }
+
+    fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Replay>> {
+        let captured = self.gpu.capture(work)?;
+        Ok(captured.map(|captured| Replay::new(move || captured.launch())))
     }
 
     fn clock(&self) -> Result<f64> {

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 
 use tallow_core::{Error, Result};
 
-/// A context, stream, event, module or function of the driver.
+/// A context, stream, event, graph, module or function of the driver.
 pub(crate) type Handle = *mut c_void;
 
 /// A call that failed.
@@ -137,13 +137,19 @@ table! {
 
     needs stream_create = c"cuStreamCreate"(stream: *mut Handle, flags: c_uint);
     needs stream_destroy = c"cuStreamDestroy_v2"(stream: Handle);
-    needs stream_synchronize = c"cuStreamSynchronize"(stream: Handle);
+    needs stream_query = c"cuStreamQuery"(stream: Handle);
     needs event_create = c"cuEventCreate"(event: *mut Handle, flags: c_uint);
     needs event_destroy = c"cuEventDestroy_v2"(event: Handle);
     needs event_record = c"cuEventRecord"(event: Handle, stream: Handle);
     needs event_query = c"cuEventQuery"(event: Handle);
-    needs event_synchronize = c"cuEventSynchronize"(event: Handle);
     needs event_elapsed = c"cuEventElapsedTime"(milliseconds: *mut f32, from: Handle, to: Handle);
+
+    wants stream_begin_capture = c"cuStreamBeginCapture_v2"(stream: Handle, mode: c_int);
+    wants stream_end_capture = c"cuStreamEndCapture"(stream: Handle, graph: *mut Handle);
+    wants graph_instantiate = c"cuGraphInstantiateWithFlags"(executable: *mut Handle, graph: Handle, flags: u64);
+    wants graph_launch = c"cuGraphLaunch"(executable: Handle, stream: Handle);
+    wants graph_exec_destroy = c"cuGraphExecDestroy"(executable: Handle);
+    wants graph_destroy = c"cuGraphDestroy"(graph: Handle);
 
     needs module_load = c"cuModuleLoadDataEx"(
         module: *mut Handle, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void

@@ -2,6 +2,7 @@
 //! what is said when something fails.
 
 mod products;
+mod replay;
 mod trouble;
 
 use tallow_core::conformance::{Suite, cases};

@@ -5,6 +5,7 @@
 //! survive; [`last_fault`] says what it was.
 
 mod functions;
+mod graphs;
 
 use std::alloc::Layout;
 use std::cell::RefCell;
@@ -20,6 +21,7 @@ use crate::launch::Launch;
 use crate::module::{Kernel, Module};
 
 pub use functions::symbol;
+use graphs::Graphs;
 
 /// A machine with NVIDIA's driver.
 #[derive(Clone, Debug)]
@@ -32,6 +34,11 @@ pub struct Machine {
     pub fail: Vec<(&'static str, u64, i32)>,
     /// Functions that the driver's library lacks.
     pub lacks: Vec<&'static str>,
+    /// Whether kernels are executed and memory is there. Otherwise a machine shows what the host does: work is over when it is asked
+    /// for, and what is read is zero.
+    pub computes: bool,
+    /// A kernel that never ends.
+    pub endless: Option<&'static str>,
     /// Whether memory that is allocated holds zeros. Otherwise it holds nothing, and to read it is a fault.
     pub zeroes: bool,
 }
@@ -74,6 +81,8 @@ impl Default for Machine {
             driver_version: 12_000,
             fail: Vec::new(),
             lacks: Vec::new(),
+            computes: true,
+            endless: None,
             zeroes: false,
         }
     }
@@ -81,7 +90,8 @@ impl Default for Machine {
 
 impl Machine {
     /// What a thread has until it is given another. For programs that load `library`: `MOCK_CUDA_DEVICES` counts the devices,
-    /// `MOCK_CUDA_CAPABILITY` is theirs, as in 75 for 7.5, and `MOCK_CUDA_VERSION` the driver's.
+    /// `MOCK_CUDA_CAPABILITY` is theirs, as in 75 for 7.5, and `MOCK_CUDA_VERSION` the driver's; with `MOCK_CUDA_COMPUTES=0` nothing
+    /// is computed.
     fn of_environment() -> Machine {
         let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
         let (mut gpu, machine) = (Gpu::default(), Machine::default());
@@ -91,8 +101,9 @@ impl Machine {
         let count = number("MOCK_CUDA_DEVICES").unwrap_or(1) as usize;
         let driver_version =
             number("MOCK_CUDA_VERSION").map_or(machine.driver_version, |version| version as i32);
+        let computes = number("MOCK_CUDA_COMPUTES") != Some(0);
         // Programs measure steps on caches that nobody wrote.
-        Machine { devices: vec![gpu; count], driver_version, zeroes: true, ..machine }
+        Machine { devices: vec![gpu; count], driver_version, computes, zeroes: true, ..machine }
     }
 }
 
@@ -130,8 +141,13 @@ mod code {
     pub(super) const INVALID_CONTEXT: c_int = 201;
     pub(super) const INVALID_PTX: c_int = 218;
     pub(super) const INVALID_HANDLE: c_int = 400;
+    pub(super) const ILLEGAL_STATE: c_int = 401;
     pub(super) const NOT_FOUND: c_int = 500;
+    pub(super) const NOT_READY: c_int = 600;
     pub(super) const ILLEGAL_ADDRESS: c_int = 700;
+    pub(super) const CAPTURE_UNSUPPORTED: c_int = 900;
+    pub(super) const CAPTURE_INVALIDATED: c_int = 901;
+    pub(super) const CAPTURED_EVENT: c_int = 907;
     pub(super) const UNKNOWN: c_int = 999;
 
     /// Whether a context does not survive it.
@@ -185,6 +201,9 @@ struct Context {
     events: HashMap<usize, Event>,
     modules: HashMap<usize, Module>,
     functions: HashMap<usize, Function>,
+    graphs: Graphs,
+    /// Whether a kernel was launched that never ends.
+    hangs: bool,
     /// The sticky error, if there was one.
     sticky: Option<c_int>,
 }
@@ -193,6 +212,10 @@ struct Context {
 struct Event {
     takes_time: bool,
     recorded: Option<Instant>,
+    /// Whether it is behind a kernel that never ends.
+    hangs: bool,
+    /// Whether a capture has named it, so that it says nothing of the device.
+    is_captured: bool,
 }
 
 struct Function {
@@ -203,12 +226,36 @@ struct Function {
 }
 
 /// Work for a stream.
+#[derive(Clone)]
 enum Work {
-    Upload { to: u64, from: *const u8, bytes: usize },
-    Download { to: *mut u8, from: u64, bytes: usize },
-    Copy { to: u64, from: u64, bytes: usize },
-    Fill { to: u64, value: u8, bytes: usize },
-    Launch { kernel: Arc<Kernel>, grid: [u32; 3], block: [u32; 3], shared: u32, parameters: Vec<u8> },
+    Upload {
+        to: u64,
+        from: *const u8,
+        bytes: usize,
+    },
+    Download {
+        to: *mut u8,
+        from: u64,
+        bytes: usize,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
+    Fill {
+        to: u64,
+        value: u8,
+        bytes: usize,
+    },
+    Launch {
+        module: usize,
+        kernel: Arc<Kernel>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        parameters: Vec<u8>,
+    },
     Record(usize),
 }
 
@@ -272,8 +319,9 @@ impl State {
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<u64, c_int> {
-        let zeroes = self.machine.zeroes;
+        let Machine { zeroes, computes, .. } = self.machine;
         let (context, gpu) = self.context()?;
+        context.graphs.may_wait()?;
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -281,30 +329,50 @@ impl State {
         if used.checked_add(bytes as u64).is_none_or(|used| used > gpu.memory) {
             return Err(code::OUT_OF_MEMORY);
         }
-        let address = context.device.alloc(bytes);
+        let address = context.device.alloc(if computes { bytes } else { 0 });
         context.allocations.insert(address, bytes as u64);
-        if zeroes {
+        if zeroes && computes {
             let filled = context.device.fill(address, 0, bytes);
             filled.map_err(|e| self.note(&e))?;
         }
         Ok(address)
     }
 
-    /// Work for a stream. It is done at once; here is where it could be put off until somebody waits for it.
-    fn enqueue(&mut self, stream: usize, work: Work) -> Outcome {
+    /// Work for a stream. It is done at once, unless the stream captures.
+    fn enqueue(&mut self, stream: usize, work: &Work) -> Outcome {
         let (context, _) = self.context()?;
         // Zero is the stream of those who have none of their own.
         if stream != 0 && !context.streams.contains(&stream) {
             return Err(code::INVALID_HANDLE);
         }
-        self.perform(work)
+        if !context.graphs.takes(stream, work)? {
+            return self.perform(work);
+        }
+        if let Work::Record(event) = work {
+            context.events.get_mut(event).ok_or(code::INVALID_HANDLE)?.is_captured = true;
+        }
+        Ok(())
     }
 
-    fn perform(&mut self, work: Work) -> Outcome {
+    fn perform(&mut self, work: &Work) -> Outcome {
         let seed = self.seed.wrapping_add(self.launches);
+        let (computes, endless) = (self.machine.computes, self.machine.endless);
         let (context, _) = self.context()?;
-        let device = &mut context.device;
-        let done = match work {
+        context.hangs |= matches!(work, Work::Launch { kernel, .. } if endless == Some(kernel.name()));
+        let (device, hangs) = (&mut context.device, context.hangs);
+        let done = match *work {
+            Work::Record(event) => {
+                let event = context.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
+                *event = Event { recorded: Some(Instant::now()), hangs, is_captured: false, ..*event };
+                Ok(())
+            }
+            Work::Download { to, bytes, .. } if !computes => {
+                // SAFETY: the caller of the copy gives so many bytes, which nobody else uses meanwhile.
+                unsafe { to.write_bytes(0, bytes) };
+                Ok(())
+            }
+            // It comes behind what never ends, or shows nothing.
+            _ if hangs || !computes => Ok(()),
             Work::Upload { to, from, bytes } => {
                 // SAFETY: the caller of the copy gives so many bytes, which live until the stream has done the copy.
                 device.write(to, unsafe { std::slice::from_raw_parts(from, bytes) })
@@ -319,21 +387,9 @@ impl State {
             }
             Work::Copy { to, from, bytes } => device.copy(to, from, bytes),
             Work::Fill { to, value, bytes } => device.fill(to, value, bytes),
-            Work::Record(event) => {
-                let event = context.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
-                event.recorded = Some(Instant::now());
-                Ok(())
-            }
-            Work::Launch { kernel, grid, block, shared, parameters } => {
-                let extent = Launch {
-                    grid,
-                    block,
-                    shared: shared as usize,
-                    parameters: &parameters,
-                    seed,
-                    limit: LIMIT,
-                };
-                let ran = catch_unwind(AssertUnwindSafe(|| device.launch(&kernel, &extent).map(drop)));
+            Work::Launch { ref kernel, grid, block, shared, ref parameters, .. } => {
+                let extent = Launch { grid, block, shared: shared as usize, parameters, seed, limit: LIMIT };
+                let ran = catch_unwind(AssertUnwindSafe(|| device.launch(kernel, &extent).map(drop)));
                 self.launches += 1;
                 // The panic has been printed; it must not reach the caller, who may not be Rust.
                 ran.map_err(|_| code::UNKNOWN)?
@@ -399,7 +455,7 @@ impl State {
             self.fault = Some(format!("a launch of {}: {what}", function.kernel.name()));
             return Err(code::INVALID_VALUE);
         }
-        let kernel = function.kernel.clone();
-        self.enqueue(stream, Work::Launch { kernel, grid, block, shared, parameters })
+        let (module, kernel) = (function.module, function.kernel.clone());
+        self.enqueue(stream, &Work::Launch { module, kernel, grid, block, shared, parameters })
     }
 }

@@ -190,3 +190,154 @@ fn calls_fail_as_planned() {
     assert!(mock::symbol(c"cuMemFree_v2").is_none());
     assert!(mock::symbol(c"cuNothing").is_none());
 }
+
+/// Bytes of the device's memory.
+fn down(at: u64, bytes: usize) -> (c_int, Vec<u8>) {
+    let mut data = vec![9; bytes];
+    let code = call!(cuMemcpyDtoHAsync_v2(
+        data.as_mut_ptr().cast() => *mut c_void, at => u64, bytes => usize, null_mut() => *mut c_void
+    ));
+    (code, data)
+}
+
+fn fill(at: u64, value: u8, stream: *mut c_void) -> c_int {
+    call!(cuMemsetD8Async(at => u64, value => u8, 4 => usize, stream => *mut c_void))
+}
+
+fn stream() -> *mut c_void {
+    let mut stream = null_mut();
+    assert_eq!(call!(cuStreamCreate(&mut stream => *mut *mut c_void, 1 => c_uint)), 0);
+    stream
+}
+
+fn begin(stream: *mut c_void, mode: c_int) -> c_int {
+    call!(cuStreamBeginCapture_v2(stream => *mut c_void, mode => c_int))
+}
+
+fn end(stream: *mut c_void) -> (c_int, *mut c_void) {
+    let mut graph = stream;
+    (call!(cuStreamEndCapture(stream => *mut c_void, &mut graph => *mut *mut c_void)), graph)
+}
+
+fn instantiate(graph: *mut c_void) -> (c_int, *mut c_void) {
+    let mut executable = null_mut();
+    let code = call!(cuGraphInstantiateWithFlags(
+        &mut executable => *mut *mut c_void, graph => *mut c_void, 0 => u64
+    ));
+    (code, executable)
+}
+
+#[test]
+fn what_is_captured_is_done_by_its_graph_alone() {
+    mock::set(Machine::default());
+    context();
+    let (stream, at) = (stream(), alloc(4).1);
+    let launch =
+        |executable: *mut c_void| call!(cuGraphLaunch(executable => *mut c_void, stream => *mut c_void));
+    assert_eq!((fill(at, 1, stream), begin(stream, 1)), (0, 0));
+    assert_eq!((fill(at, 2, stream), down(at, 4)), (0, (0, vec![1; 4])));
+    // Other streams go on.
+    assert_eq!((fill(at, 3, null_mut()), down(at, 1).1), (0, vec![3]));
+    let (code, graph) = end(stream);
+    assert_eq!((code, down(at, 1).1), (0, vec![3]));
+    let (code, executable) = instantiate(graph);
+    assert_eq!((code, down(at, 1).1), (0, vec![3]));
+    // It does not need what it was made from.
+    let destroy = |graph: *mut c_void| call!(cuGraphDestroy(graph => *mut c_void));
+    assert_eq!((destroy(graph), destroy(graph), instantiate(graph).0), (0, 400, 400));
+    assert_eq!((launch(executable), down(at, 1).1), (0, vec![2]));
+    assert_eq!((fill(at, 4, stream), launch(executable), down(at, 1).1), (0, 0, vec![2]));
+    let destroy = |executable: *mut c_void| call!(cuGraphExecDestroy(executable => *mut c_void));
+    assert_eq!((destroy(executable), destroy(executable), launch(executable)), (0, 400, 400));
+    // An empty one.
+    assert_eq!(begin(stream, 1), 0);
+    assert_eq!(launch(instantiate(end(stream).1).1), 0);
+    // A kernel of a module that is gone.
+    let module = load(ROWWISE).1;
+    let copy = function(module, c"copy_words").1;
+    assert_eq!(begin(stream, 2), 0);
+    let (mut size, empty) = (48usize, [0u8; 48]);
+    let [data, length, last] = [1usize, 2, 0].map(|tag| tag as *mut c_void);
+    let mut extra = [data, empty.as_ptr().cast_mut().cast(), length, (&raw mut size).cast(), last];
+    assert_eq!(
+        call!(cuLaunchKernel(
+            copy => *mut c_void, 1 => u32, 1 => u32, 1 => u32, 256 => u32, 1 => u32, 1 => u32, 0 => u32,
+            stream => *mut c_void, null_mut() => *mut *mut c_void, extra.as_mut_ptr() => *mut *mut c_void
+        )),
+        0
+    );
+    let executable = instantiate(end(stream).1).1;
+    assert_eq!(launch(executable), 0);
+    assert_eq!(call!(cuModuleUnload(module => *mut c_void)), 0);
+    assert_eq!(launch(executable), 400);
+}
+
+#[test]
+fn calls_that_wait_are_forbidden_while_a_stream_captures() {
+    mock::set(Machine::default());
+    context();
+    let (stream, at, mut event) = (stream(), alloc(4).1, null_mut());
+    assert_eq!(call!(cuEventCreate(&mut event => *mut *mut c_void, 0 => c_uint)), 0);
+    let query = || call!(cuEventQuery(event => *mut c_void));
+    let ready = || call!(cuStreamQuery(stream => *mut c_void));
+    let mut pinned = null_mut();
+    assert_eq!((begin(null_mut(), 1), begin(stream, 3), begin(event, 1), end(stream).0), (900, 1, 400, 401));
+    type Call<'a> = &'a mut dyn FnMut() -> c_int;
+    let mut calls: [Call<'_>; 6] = [
+        &mut || alloc(4).0,
+        &mut || call!(cuMemFree_v2(at => u64)),
+        &mut || call!(cuMemHostAlloc(&mut pinned => *mut *mut c_void, 4 => usize, 0 => c_uint)),
+        &mut || load(ROWWISE).0,
+        &mut || query(),
+        &mut || ready(),
+    ];
+    for (i, call) in calls.iter_mut().enumerate() {
+        for mode in 0..2 {
+            assert_eq!((begin(stream, mode), begin(stream, mode), fill(at, 1, stream)), (0, 401, 0));
+            // Nothing becomes of it from then on.
+            assert_eq!((call(), fill(at, 1, stream), end(stream)), (900, 901, (901, null_mut())), "call {i}");
+        }
+    }
+    // Without restrictions only what waits for the stream is.
+    assert_eq!((begin(stream, 2), alloc(4).0, query(), fill(at, 1, stream)), (0, 0, 0, 0));
+    assert_eq!((ready(), end(stream).0), (900, 901));
+    assert_eq!((ready(), fill(at, 1, stream)), (0, 0));
+    // An event that a capture has named says nothing until it is recorded again.
+    let record = || call!(cuEventRecord(event => *mut c_void, stream => *mut c_void));
+    assert_eq!((begin(stream, 1), record(), end(stream).0, query()), (0, 0, 0, 907));
+    assert_eq!((record(), query()), (0, 0));
+}
+
+#[test]
+fn a_kernel_that_never_ends_holds_up_what_comes_behind_it() {
+    mock::set(Machine { endless: Some("copy_words"), ..Machine::default() });
+    context();
+    let (stream, at) = (stream(), alloc(4).1);
+    let [mut before, mut behind] = [null_mut(); 2];
+    let query = |event: *mut c_void| call!(cuEventQuery(event => *mut c_void));
+    let record = |event: *mut c_void| call!(cuEventRecord(event => *mut c_void, stream => *mut c_void));
+    assert_eq!(call!(cuEventCreate(&mut before => *mut *mut c_void, 0 => c_uint)), 0);
+    assert_eq!(call!(cuEventCreate(&mut behind => *mut *mut c_void, 0 => c_uint)), 0);
+    assert_eq!((record(before), fill(at, 1, stream)), (0, 0));
+    assert_eq!(launch(function(load(ROWWISE).1, c"copy_words").1, [1, 1, 1], 0, &[0; 48]), 0);
+    assert_eq!((record(behind), fill(at, 2, stream)), (0, 0));
+    assert_eq!((query(before), query(behind)), (0, 600));
+    assert_eq!(call!(cuStreamQuery(stream => *mut c_void)), 600);
+    // Neither is done.
+    assert_eq!(down(at, 4), (0, vec![9; 4]));
+}
+
+/// What the host does is all there is: kernels do nothing, and memory takes no room.
+#[test]
+fn a_machine_may_compute_nothing() {
+    let gpu = Gpu { memory: 1 << 40, ..Gpu::default() };
+    mock::set(Machine { devices: vec![gpu], computes: false, ..Machine::default() });
+    context();
+    let [(_, at), (code, other)] = [alloc(1 << 38), alloc(1 << 39)];
+    assert_eq!((code, alloc(1 << 39).0), (0, 2));
+    assert_ne!(at, other);
+    assert_eq!((fill(at, 7, null_mut()), down(at + 5, 4)), (0, (0, vec![0; 4])));
+    let copy = function(load(ROWWISE).1, c"copy_words").1;
+    assert_eq!((launch(copy, [1, 1, 1], 0, &[1; 48]), launch(copy, [0, 1, 1], 0, &[1; 48])), (0, 1));
+    assert_eq!(call!(cuMemFree_v2(at => u64)), 0);
+}

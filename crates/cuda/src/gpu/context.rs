@@ -1,9 +1,11 @@
 //! [`Context`]: a device's context and its one stream, through which everything else calls the driver; and what becomes of its
 //! errors.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tallow_core::{Error, Result};
 
@@ -13,6 +15,10 @@ use crate::driver::{Driver, Failure, Handle, code};
 
 /// A stream that does not wait for the stream of those who have none of their own.
 const NON_BLOCKING: u32 = 1;
+/// Work that takes longer than this does not end.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// So long a wait asks again at once, as the driver's own do, and a step of decoding is read as soon as it has ended.
+const IMPATIENCE: Duration = Duration::from_millis(20);
 
 /// The context in use, and its stream. All work is done in the order in which it was asked for.
 pub(super) struct Context {
@@ -21,6 +27,7 @@ pub(super) struct Context {
     stream: Handle,
     /// Why the device was lost; never cleared.
     lost: RefCell<Option<String>>,
+    patience: Cell<Duration>,
     // Last, since what is above lives in it.
     primary: Primary,
 }
@@ -31,7 +38,8 @@ impl Context {
         let mut stream = null_mut();
         // SAFETY: the place is valid during the call, and the context is this thread's.
         unsafe { primary.driver().stream_create(&mut stream, NON_BLOCKING) }.map_err(|e| found.failed(e))?;
-        Ok(Context { label: found.about().to_string(), stream, lost: RefCell::default(), primary })
+        let (label, lost) = (found.about().to_string(), RefCell::default());
+        Ok(Context { label, stream, lost, patience: Cell::new(PATIENCE), primary })
     }
 
     pub(super) fn label(&self) -> &str {
@@ -86,7 +94,43 @@ impl Context {
     /// Waits until all work is done.
     pub(super) fn wait(&self) -> Result<()> {
         // SAFETY: the stream is the context's own.
-        self.ask(|driver| unsafe { driver.stream_synchronize(self.stream) })
+        self.wait_until(|driver| unsafe { driver.stream_query(self.stream) })
+    }
+
+    /// Waits until the driver no longer answers that it is not ready. Work that does not end loses the device: the driver's own
+    /// waits would never return.
+    pub(super) fn wait_until(
+        &self,
+        query: impl Fn(&Driver) -> std::result::Result<(), Failure>,
+    ) -> Result<()> {
+        let mut began = None;
+        while !self.ask_unless(code::NOT_READY, &query)? {
+            let waited = began.get_or_insert_with(Instant::now).elapsed();
+            match waited {
+                _ if waited >= self.patience.get() => return Err(self.hangs()),
+                _ if waited < IMPATIENCE => thread::yield_now(),
+                // What is slept too long is a small part of the wait.
+                _ => thread::sleep((waited / 64).min(Duration::from_millis(1))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The device is lost with work that does not end.
+    fn hangs(&self) -> Error {
+        let why = format!(
+            "its work has not ended for {} s; see with nvidia-smi whether another program keeps it busy, and restart this one",
+            self.patience.get().as_secs_f64()
+        );
+        self.lost.borrow_mut().get_or_insert(why.clone());
+        self.primary.abandon();
+        Error::Lost { device: self.label.clone(), why }
+    }
+
+    /// From now on work that takes longer does not end.
+    #[cfg(test)]
+    pub(super) fn wait_at_most(&self, patience: Duration) {
+        self.patience.set(patience);
     }
 }
 

@@ -46,6 +46,10 @@ pub(super) struct Pool {
     /// Bytes of the device: no block has more.
     most: u64,
     free: RefCell<BTreeMap<u64, Vec<u64>>>,
+    /// A free block is used for a smaller one if it is at most so many times its size.
+    slack: u64,
+    /// The pool that its blocks come from and go back to at its end; `None` where that is the driver.
+    parent: Option<Rc<Pool>>,
     /// False in tests of kernels, where each block is new and ends where it should, so that reads of what nobody wrote and accesses
     /// past the end are found.
     reuses: Cell<bool>,
@@ -62,7 +66,20 @@ fn rounded(bytes: u64) -> u64 {
 
 impl Pool {
     pub(super) fn new(context: Rc<Context>, most: u64) -> Pool {
-        Pool { context, most, free: RefCell::default(), reuses: Cell::new(true) }
+        Pool { context, most, free: RefCell::default(), slack: 1, parent: None, reuses: Cell::new(true) }
+    }
+
+    /// A pool of memory of another one's, which keeps all of it until its end, for steps of different sizes that run one after another:
+    /// small ones use the blocks of large ones.
+    pub(super) fn within(parent: &Rc<Pool>) -> Pool {
+        Pool {
+            context: parent.context.clone(),
+            most: parent.most,
+            free: RefCell::default(),
+            slack: 4,
+            parent: Some(parent.clone()),
+            reuses: parent.reuses.clone(),
+        }
     }
 
     #[cfg(test)]
@@ -77,12 +94,22 @@ impl Pool {
             return Err(self.context.out_of_memory(bytes));
         }
         let size = if self.reuses.get() { rounded(bytes) } else { bytes.max(1) };
-        let found = self.free.borrow_mut().get_mut(&size).and_then(Vec::pop);
-        let address = match found {
-            Some(address) => address,
-            None => self.fresh(size)?.ok_or_else(|| self.context.out_of_memory(bytes))?,
-        };
+        let (size, address) = self.find(size)?.ok_or_else(|| self.context.out_of_memory(bytes))?;
         Ok(Block(Rc::new(Lent { address, size, pool: self.clone() })))
+    }
+
+    /// Memory that nobody has, of this size or, within the slack, more: its size and address. `None` if there is no room.
+    fn find(&self, size: u64) -> Result<Option<(u64, u64)>> {
+        let found = self.reuses.get().then(|| {
+            let mut free = self.free.borrow_mut();
+            let mut blocks = free.range_mut(size..=size.saturating_mul(self.slack));
+            blocks.find_map(|(size, addresses)| Some((*size, addresses.pop()?)))
+        });
+        match (found.flatten(), &self.parent) {
+            (Some(found), _) => Ok(Some(found)),
+            (None, Some(parent)) => parent.find(size),
+            (None, None) => Ok(self.fresh(size)?.map(|address| (size, address))),
+        }
     }
 
     /// Memory that was not used before; `None` if there is no room.
@@ -99,7 +126,7 @@ impl Pool {
     }
 
     fn take_back(&self, address: u64, size: u64) {
-        match self.reuses.get() {
+        match self.reuses.get() || self.parent.is_some() {
             true => self.free.borrow_mut().entry(size).or_default().push(address),
             // Of a device that is lost nothing needs to be freed.
             false => drop(self.release(address)),
@@ -125,6 +152,12 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let _ = self.trim();
+        let Some(parent) = &self.parent else {
+            let _ = self.trim();
+            return;
+        };
+        for (size, addresses) in self.free.take() {
+            addresses.into_iter().for_each(|address| parent.take_back(address, size));
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! A device has one stream. Launches and copies are handed over when they are asked for and done in that order, so that memory
 //! may be freed, and given to the next, while the device still uses it. The host waits for what it reads and nothing else.
 
+mod capture;
 mod context;
 mod find;
 mod memory;
@@ -10,11 +11,11 @@ mod modules;
 mod primary;
 mod staging;
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::fmt;
-use std::ptr::null_mut;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use tallow_core::{Error, Result};
 
@@ -22,6 +23,7 @@ pub use find::{Device, Found, devices, devices_through};
 
 use crate::args::Args;
 use crate::kernels::Kernel;
+use capture::{Capture, Command};
 use context::Context;
 pub(crate) use memory::Block;
 use memory::Pool;
@@ -31,14 +33,16 @@ use staging::{Event, Room, Staging};
 /// Counters of device activity. Differences give the cost of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Kernel launches.
+    /// Kernel launches, without those of replays.
     pub launches: usize,
+    /// Launches of captured work, each of one CUDA graph.
+    pub replays: usize,
     /// Times that results were waited for and read back.
     pub reads: usize,
 }
 
 /// A launch of a kernel.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Launch {
     pub kernel: Kernel,
     /// CTAs. If there are none, nothing is launched.
@@ -58,6 +62,9 @@ pub(crate) struct Gpu {
     about: Device,
     modules: Modules,
     pool: Rc<Pool>,
+    /// Memory of captured work, as long as there is any.
+    captured: RefCell<Weak<Pool>>,
+    capture: RefCell<Option<Capture>>,
     staging: Rc<Staging>,
     clock: RefCell<Option<Clock>>,
     counts: Cell<Counts>,
@@ -81,6 +88,8 @@ impl Gpu {
         Ok(Gpu {
             modules: Modules::new(context.clone(), about.capability),
             pool: Rc::new(Pool::new(context.clone(), about.memory)),
+            captured: RefCell::default(),
+            capture: RefCell::default(),
             staging: Rc::new(Staging::new(context.clone())),
             clock: RefCell::default(),
             counts: Cell::default(),
@@ -113,7 +122,7 @@ impl Gpu {
 
     /// Allocates a block of at least so many bytes.
     pub(crate) fn alloc(&self, bytes: u64) -> Result<Block> {
-        self.pool.alloc(bytes)
+        self.capture_pool().as_ref().unwrap_or(&self.pool).alloc(bytes)
     }
 
     /// An error of an operand too large for the device.
@@ -123,6 +132,8 @@ impl Gpu {
 
     /// Copies from the host, which may change the bytes at once.
     pub(crate) fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        // A replay would not write again.
+        self.give_up_capture();
         self.context.check()?;
         for (i, part) in bytes.chunks(CHUNK).enumerate() {
             let room = self.staging.take(part.len())?;
@@ -145,6 +156,7 @@ impl Gpu {
         if bytes == 0 {
             return Ok(Transfer(None));
         }
+        self.give_up_capture();
         let (room, stream, mut at) = (self.staging.take(bytes)?, self.context.stream(), 0);
         let copied = wanted.iter().copied().filter(|(_, len)| *len > 0).try_for_each(|(from, len)| {
             // SAFETY: the room has bytes for all ranges.
@@ -161,6 +173,7 @@ impl Gpu {
 
     /// Waits for a transfer, and calls `then` with its ranges, one after the other.
     pub(crate) fn receive<T>(&self, transfer: &Transfer, then: impl FnOnce(&[u8]) -> T) -> Result<T> {
+        self.give_up_capture();
         self.context.check()?;
         let Some((room, bytes)) = &transfer.0 else { return Ok(then(&[])) };
         self.count(|c| c.reads += 1);
@@ -171,8 +184,7 @@ impl Gpu {
 
     /// Copies bytes between memory that does not overlap.
     pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
-        // SAFETY: the caller names memory of blocks.
-        self.context.ask(|driver| unsafe { driver.copy_within(to, from, bytes, self.context.stream()) })
+        self.put(Command::Copy { to, from, bytes })
     }
 
     /// Sets bytes to zero.
@@ -180,8 +192,7 @@ impl Gpu {
         if bytes == 0 {
             return self.context.check();
         }
-        // SAFETY: the caller names memory of a block.
-        self.context.ask(|driver| unsafe { driver.fill_bytes(at, 0, bytes, self.context.stream()) })
+        self.put(Command::Clear { at, bytes })
     }
 
     /// Launches a kernel; nothing, if its grid is empty.
@@ -189,7 +200,7 @@ impl Gpu {
         if launch.grid.contains(&0) {
             return self.context.check();
         }
-        let Launch { kernel, grid: [x, y, z], block, shared, ref args } = *launch;
+        let Launch { kernel, block, shared, ref args, .. } = *launch;
         let (entry, bytes) = (kernel.entry()?, args.bytes().len());
         if (entry.parameters, entry.threads) != (bytes, block) {
             let why = format!(
@@ -203,18 +214,7 @@ impl Gpu {
             Err(Error::OutOfMemory { .. }) if self.pool.trim()? => self.modules.function(kernel, shared),
             other => other,
         }?;
-        // What follows in the list of a launch, by its tag.
-        let [end, buffer, length] = [0usize, 1, 2].map(|tag| tag as *mut c_void);
-        let (bytes, mut size) = (args.bytes(), args.bytes().len());
-        let mut list = [buffer, bytes.as_ptr().cast_mut().cast(), length, (&raw mut size).cast(), end];
-        let launched = self.context.ask(|driver| {
-            // SAFETY: the function's module is loaded. The driver reads the arguments during the call; they are of the size that
-            // the kernel declares.
-            unsafe {
-                let stream = self.context.stream();
-                driver.launch(function, x, y, z, block, 1, 1, shared, stream, null_mut(), list.as_mut_ptr())
-            }
-        });
+        let launched = self.put(Command::Launch(function, Cow::Borrowed(launch)));
         self.count(|c| c.launches += 1);
         launched.map_err(|e| match e {
             Error::Device { device, why } => {
@@ -226,6 +226,7 @@ impl Gpu {
 
     /// Waits until all work is done.
     pub(crate) fn wait(&self) -> Result<()> {
+        self.give_up_capture();
         self.context.wait()
     }
 
@@ -236,6 +237,7 @@ impl Gpu {
 
     /// Seconds on the device's clock since it was first asked, when all work is done.
     pub(crate) fn clock(&self) -> Result<f64> {
+        self.give_up_capture();
         let now = Event::new(&self.context, true)?;
         now.record()?;
         now.wait()?;
@@ -246,6 +248,12 @@ impl Gpu {
         };
         *clock = Some(Clock { last: now, seconds });
         Ok(seconds)
+    }
+
+    /// From now on work that takes longer loses the device.
+    #[cfg(test)]
+    pub(crate) fn wait_at_most(&self, patience: std::time::Duration) {
+        self.context.wait_at_most(patience);
     }
 
     /// From now on each block is new, and ends where it should.

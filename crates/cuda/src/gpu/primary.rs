@@ -1,5 +1,6 @@
 //! [`Primary`]: a device's primary context, which all of a process share.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -13,6 +14,8 @@ pub(super) struct Primary {
     driver: Arc<Driver>,
     device: c_int,
     handle: Handle,
+    /// True if it is not to be released.
+    abandoned: Cell<bool>,
 }
 
 impl Primary {
@@ -24,13 +27,18 @@ impl Primary {
         let mut handle = null_mut();
         // SAFETY: the place is valid during the call, and the device is one that the driver named.
         unsafe { driver.context_retain(&mut handle, device) }.map_err(failed)?;
-        let primary = Primary { driver: driver.clone(), device, handle };
+        let primary = Primary { driver: driver.clone(), device, handle, abandoned: Cell::new(false) };
         primary.make_current().map_err(failed)?;
         Ok(primary)
     }
 
     pub(super) fn driver(&self) -> &Driver {
         &self.driver
+    }
+
+    /// Leaves it to the end of the process: to release a context whose work does not end would take as long.
+    pub(super) fn abandon(&self) {
+        self.abandoned.set(true);
     }
 
     pub(super) fn make_current(&self) -> std::result::Result<(), Failure> {
@@ -45,7 +53,9 @@ impl Drop for Primary {
         // lost the context anyway.
         unsafe {
             let _ = self.driver.context_set(null_mut());
-            let _ = self.driver.context_release(self.device);
+            if !self.abandoned.get() {
+                let _ = self.driver.context_release(self.device);
+            }
         }
     }
 }

@@ -45,7 +45,7 @@ impl Event {
     /// Waits until it is past.
     pub(super) fn wait(&self) -> Result<()> {
         // SAFETY: the event lives.
-        self.context.ask(|driver| unsafe { driver.event_synchronize(self.handle) })
+        self.context.wait_until(|driver| unsafe { driver.event_query(self.handle) })
     }
 
     /// Seconds from an earlier one; both are past.

@@ -1,8 +1,11 @@
 //! Error messages: no usable device, and devices that fail.
 
+use std::time::{Duration, Instant};
+
 use tallow_core::ops::{Copy, Eltwise, EltwiseOp};
-use tallow_core::{Backend, DType, Error, Memory};
+use tallow_core::{Backend, DType, Error, Memory, Result, Tensor};
 use tallow_ptx::mock::{self, Gpu, Machine};
+use tallow_support::PATIENCE;
 
 use super::{devices, open};
 use crate::Cuda;
@@ -166,7 +169,7 @@ fn a_device_that_is_lost_says_so() {
 #[test]
 fn a_loss_is_noticed_wherever_it_comes_up() {
     for function in
-        ["cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuEventSynchronize", "cuModuleLoadDataEx"]
+        ["cuMemAlloc_v2", "cuMemcpyHtoDAsync_v2", "cuEventRecord", "cuEventQuery", "cuModuleLoadDataEx"]
     {
         let b = open(Machine { fail: vec![(function, 1, 719)], ..Machine::default() });
         let all = || {
@@ -178,6 +181,49 @@ fn a_loss_is_noticed_wherever_it_comes_up() {
         assert!(matches!(first, Error::Lost { .. }) && first.to_string().contains(function), "{first}");
         assert_eq!(first.to_string(), second.to_string());
     }
+}
+
+/// A kernel that never ends loses the device to whoever waits for it, whatever for, and nobody waits twice, nor for the driver to let
+/// go of it. What does not wait goes on.
+#[test]
+fn work_that_does_not_end_loses_the_device() {
+    let patience = Duration::from_millis(50);
+    let waits: [&dyn Fn(&Cuda, &Tensor<Cuda>) -> Result<()>; 4] = [
+        &|b, x| b.download::<f32>(x).map(drop),
+        &|b, _| b.sync(),
+        &|b, _| b.clock().map(drop),
+        // The host waits for the oldest of many writes.
+        &|b, x| (0..20).try_for_each(|_| b.write(x, &[0; 8])),
+    ];
+    for wait in waits {
+        let b = open(Machine { endless: Some("eltwise"), ..Machine::default() });
+        b.gpu.wait_at_most(patience);
+        let x = b.upload(&[1.0f32, 2.0], 1, 2).unwrap();
+        let y = b.run(Eltwise { x: &x, op: EltwiseOp::Scale(2.0) }).unwrap();
+        assert!(b.begin().unwrap());
+        let begun = Instant::now();
+        let lost = wait(&b, &y).unwrap_err();
+        let took = begun.elapsed();
+        assert!((patience..PATIENCE).contains(&took), "{took:?}");
+        assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+        assert_eq!(
+            lost.to_string(),
+            "cuda:0 interpreter is lost: its work has not ended for 0.05 s; see with nvidia-smi whether another program keeps it \
+             busy, and restart this one"
+        );
+        let calls = mock::calls("cuCtxSetCurrent");
+        assert_eq!(b.sync().unwrap_err().to_string(), lost.to_string());
+        assert_eq!(mock::calls("cuCtxSetCurrent"), calls);
+        drop((b, x, y));
+        assert_eq!(mock::calls("cuDevicePrimaryCtxRelease_v2"), 0);
+    }
+    // The same of a replay.
+    let b = open(Machine { endless: Some("eltwise"), ..Machine::default() });
+    b.gpu.wait_at_most(patience);
+    let x = b.upload(&[1.0f32, 2.0], 1, 2).unwrap();
+    let replay = b.capture(&mut || b.run(Eltwise { x: &x, op: EltwiseOp::Scale(2.0) }).map(drop)).unwrap();
+    replay.unwrap().launch().unwrap();
+    assert!(matches!(b.download::<f32>(&x), Err(Error::Lost { .. })));
 }
 
 /// A failed call does not make later ones fail.

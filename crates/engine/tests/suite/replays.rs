@@ -2,15 +2,21 @@
 
 use std::ops::ControlFlow;
 
-use tallow_core::{DType, Memory};
+use tallow_core::{Backend, DType};
+use tallow_cuda::Cuda;
 use tallow_engine::block_pool::{BlockPool, Chain, SlidingWindow};
 use tallow_engine::kv_cache::KvShape;
-use tallow_engine::runner::Runner;
-use tallow_engine::scheduler::{BatchPart, ClientId, DecodeBudget, Limits, NewSeq, Scheduler, SeqId};
+use tallow_engine::runner::{Runner, SampleInput};
+use tallow_engine::sampler::{Sampler, Sampling};
+use tallow_engine::scheduler::{
+    Batch, BatchPart, ClientId, DecodeBudget, Limits, LogitsRows, NewSeq, Scheduler, SeqId,
+};
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 use tallow_support::{golden, needed};
 use tallow_wgpu::{Wgpu, devices};
+
+use crate::common::{cuda, model};
 
 const CONTEXT: usize = 160;
 const PAGE: usize = 4;
@@ -22,10 +28,32 @@ fn any(seed: u64, most: u64) -> u64 {
     ((x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 33) % most
 }
 
+/// A device that counts what it has launched again.
+trait Counts: Backend {
+    fn replays(&self) -> usize;
+}
+
+impl Counts for Wgpu {
+    fn replays(&self) -> usize {
+        self.counts().replays
+    }
+}
+
+impl Counts for Cuda {
+    fn replays(&self) -> usize {
+        self.counts().replays
+    }
+}
+
+/// Compares the steps of a model on a GPU.
+fn compare_on_a_gpu(family: &str, steps: usize) {
+    if let Some(found) = needed("Vulkan or Metal device", devices().into_iter().next()) {
+        compare(Wgpu::open(&found).unwrap(), family, steps);
+    }
+}
+
 /// Runs `steps` steps of a model, and compares all logits of each with those of the same step launched op by op.
-fn compare(family: &str, steps: usize) {
-    let Some(found) = needed("Vulkan or Metal device", devices().into_iter().next()) else { return };
-    let b = Wgpu::open(&found).unwrap();
+fn compare<B: Counts>(b: B, family: &str, steps: usize) {
     let model = Model::open(&golden(family)).unwrap();
     let decoder = Decoder::load(&b, &model, CONTEXT, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let state_rows = if model.spec.is_recurrent() { 24 } else { 0 };
@@ -72,10 +100,10 @@ fn compare(family: &str, steps: usize) {
         }
         let Some(batch) = scheduler.next_batch() else { continue };
         let b = runner.backend();
-        let before = b.counts().replays;
+        let before = b.replays();
         let got = runner.logits(&batch).unwrap();
-        decoded += b.counts().replays - before;
-        mixed += usize::from(b.counts().replays == before);
+        decoded += b.replays() - before;
+        mixed += usize::from(b.replays() == before);
         let want = runner.logits_seen(&batch, |_, _| Ok(())).unwrap();
         let bits = |t| b.download::<f32>(t).unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>();
         let (got, want) = (bits(&got), bits(&want));
@@ -101,14 +129,56 @@ fn differ(got: &[u32], want: &[u32]) -> usize {
     got.iter().zip(want).filter(|(g, w)| g != w).count() + got.len().abs_diff(want.len())
 }
 
+/// Of all kinds of layers.
+const FAMILIES: [&str; 5] = ["gpt-oss", "deepseek-v3", "qwen3-next", "gemma4-text", "qwen3-moe"];
+
 #[test]
 fn steps_launched_again_are_those_launched_op_by_op() {
-    compare("llama", 500);
+    compare_on_a_gpu("llama", 500);
 }
 
 #[test]
 fn so_are_those_of_other_layers() {
-    for family in ["gpt-oss", "deepseek-v3", "qwen3-next", "gemma4-text", "qwen3-moe"] {
-        compare(family, 60);
+    FAMILIES.iter().for_each(|family| compare_on_a_gpu(family, 60));
+}
+
+#[test]
+fn steps_launched_again_on_cuda_are_those_launched_op_by_op() {
+    compare(cuda(), "llama", 120);
+}
+
+#[test]
+fn so_are_those_of_other_layers_on_cuda() {
+    FAMILIES.iter().for_each(|family| compare(cuda(), family, 60));
+}
+
+/// Once its size has been seen, a step of greedy decoding is one CUDA graph, the few kernels of the LM head and the choice, whatever
+/// the number of layers, and one read.
+#[test]
+fn a_step_on_cuda_is_one_graph_and_one_read() {
+    let (b, model) = (cuda(), model());
+    let decoder = Decoder::load(&b, &model, CONTEXT, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let shape = KvShape { dtype: DType::F16, page_len: PAGE, pages: PAGES, swa_pages: 0, state_rows: 0 };
+    let runner = Runner::new(b, decoder, shape).unwrap();
+    let sampler = Sampler::new(Sampling::greedy(), &[]);
+    let asked = [SampleInput { sampler: &sampler, prompt: &[], input: None }; 3];
+    let step = |start: usize| {
+        let part = |sequence: u32| {
+            let blocks = (8 * sequence..8 * sequence + 8).collect();
+            let id = SeqId(u64::from(sequence));
+            BatchPart { start, ..BatchPart::new(id, vec![20 + sequence], blocks, LogitsRows::Last) }
+        };
+        let (batch, before) = (Batch { parts: (0..3).map(part).collect() }, runner.backend().counts());
+        runner.run(&batch, &asked).unwrap();
+        let after = runner.backend().counts();
+        (after.replays - before.replays, after.launches - before.launches, after.reads - before.reads)
+    };
+    // The first is launched op by op, and captured.
+    let (replays, all, reads) = step(0);
+    assert_eq!((replays, reads), (0, 1));
+    for start in 1..12 {
+        let (replays, launches, reads) = step(start);
+        assert_eq!((replays, reads), (1, 1));
+        assert!(launches <= 8 && launches < all, "{launches} launches after {all}");
     }
 }

@@ -10,6 +10,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::time::Instant;
 
+use super::graphs::{
+    graph_destroy, graph_exec_destroy, graph_instantiate, graph_launch, stream_begin_capture,
+    stream_end_capture, stream_query,
+};
 use super::{Event, Outcome, STATE, State, Work, code};
 
 /// Address of a driver function.
@@ -56,12 +60,17 @@ functions! {
     "cuMemsetD8Async" => fill_bytes,
     "cuStreamCreate" => stream_create,
     "cuStreamDestroy_v2" => stream_destroy,
-    "cuStreamSynchronize" => stream_synchronize,
+    "cuStreamQuery" => stream_query,
+    "cuStreamBeginCapture_v2" => stream_begin_capture,
+    "cuStreamEndCapture" => stream_end_capture,
+    "cuGraphInstantiateWithFlags" => graph_instantiate,
+    "cuGraphLaunch" => graph_launch,
+    "cuGraphExecDestroy" => graph_exec_destroy,
+    "cuGraphDestroy" => graph_destroy,
     "cuEventCreate" => event_create,
     "cuEventDestroy_v2" => event_destroy,
     "cuEventRecord" => event_record,
     "cuEventQuery" => event_query,
-    "cuEventSynchronize" => event_synchronize,
     "cuEventElapsedTime" => event_elapsed,
     "cuModuleLoadDataEx" => module_load,
     "cuModuleUnload" => module_unload,
@@ -71,7 +80,7 @@ functions! {
 }
 
 /// Does what a function does on the thread's machine.
-fn call(name: &'static str, function: impl FnOnce(&mut State) -> Outcome) -> c_int {
+pub(super) fn call(name: &'static str, function: impl FnOnce(&mut State) -> Outcome) -> c_int {
     STATE.with(|state| {
         let Ok(mut state) = state.try_borrow_mut() else { return code::UNKNOWN };
         let done = state.enter(name).and_then(|()| function(&mut state));
@@ -83,7 +92,7 @@ fn call(name: &'static str, function: impl FnOnce(&mut State) -> Outcome) -> c_i
 ///
 /// # Safety
 /// `at` must be null or a place for it.
-unsafe fn put<T>(at: *mut T, value: T) -> Outcome {
+pub(super) unsafe fn put<T>(at: *mut T, value: T) -> Outcome {
     if at.is_null() {
         return Err(code::INVALID_VALUE);
     }
@@ -142,6 +151,7 @@ fn said(code: c_int) -> Option<(&'static CStr, &'static CStr)> {
         218 => (c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
         304 => (c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
         400 => (c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+        401 => (c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state"),
         500 => (c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
         600 => (c"CUDA_ERROR_NOT_READY", c"device not ready"),
         700 => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
@@ -150,6 +160,17 @@ fn said(code: c_int) -> Option<(&'static CStr, &'static CStr)> {
         803 => (
             c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
             c"system has unsupported display driver / cuda driver combination",
+        ),
+        900 => {
+            (c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing")
+        }
+        901 => (
+            c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+            c"operation failed due to a previous error during capture",
+        ),
+        907 => (
+            c"CUDA_ERROR_CAPTURED_EVENT",
+            c"operation not permitted on an event last recorded in a capturing stream",
         ),
         999 => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
         _ => return None,
@@ -294,6 +315,7 @@ unsafe extern "C" fn mem_alloc(address: *mut u64, bytes: usize) -> c_int {
 unsafe extern "C" fn mem_free(address: u64) -> c_int {
     call("cuMemFree_v2", |state| {
         let (context, _) = state.context()?;
+        context.graphs.may_wait()?;
         context.allocations.remove(&address).ok_or(code::INVALID_VALUE)?;
         context.device.free(address);
         Ok(())
@@ -303,7 +325,7 @@ unsafe extern "C" fn mem_free(address: u64) -> c_int {
 #[unsafe(export_name = "cuMemHostAlloc")]
 unsafe extern "C" fn host_alloc(at: *mut *mut c_void, bytes: usize, _flags: c_uint) -> c_int {
     call("cuMemHostAlloc", |state| {
-        state.context()?;
+        state.context()?.0.graphs.may_wait()?;
         let layout = Layout::from_size_align(bytes, 4096).ok().filter(|layout| layout.size() > 0);
         let layout = layout.ok_or(code::INVALID_VALUE)?;
         // SAFETY: its size is not zero.
@@ -317,7 +339,7 @@ unsafe extern "C" fn host_alloc(at: *mut *mut c_void, bytes: usize, _flags: c_ui
 #[unsafe(export_name = "cuMemFreeHost")]
 unsafe extern "C" fn host_free(at: *mut c_void) -> c_int {
     call("cuMemFreeHost", |state| {
-        state.context()?;
+        state.context()?.0.graphs.may_wait()?;
         let layout = state.pinned.remove(&(at as usize)).ok_or(code::INVALID_VALUE)?;
         // SAFETY: it was allocated with this layout, and is freed once.
         unsafe { dealloc(at.cast(), layout) };
@@ -331,7 +353,7 @@ unsafe extern "C" fn copy_up(to: u64, from: *const c_void, bytes: usize, stream:
         if from.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        state.enqueue(stream as usize, Work::Upload { to, from: from.cast(), bytes })
+        state.enqueue(stream as usize, &Work::Upload { to, from: from.cast(), bytes })
     })
 }
 
@@ -341,18 +363,18 @@ unsafe extern "C" fn copy_down(to: *mut c_void, from: u64, bytes: usize, stream:
         if to.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        state.enqueue(stream as usize, Work::Download { to: to.cast(), from, bytes })
+        state.enqueue(stream as usize, &Work::Download { to: to.cast(), from, bytes })
     })
 }
 
 #[unsafe(export_name = "cuMemcpyDtoDAsync_v2")]
 unsafe extern "C" fn copy_within(to: u64, from: u64, bytes: usize, stream: *mut c_void) -> c_int {
-    call("cuMemcpyDtoDAsync_v2", |state| state.enqueue(stream as usize, Work::Copy { to, from, bytes }))
+    call("cuMemcpyDtoDAsync_v2", |state| state.enqueue(stream as usize, &Work::Copy { to, from, bytes }))
 }
 
 #[unsafe(export_name = "cuMemsetD8Async")]
 unsafe extern "C" fn fill_bytes(to: u64, value: u8, bytes: usize, stream: *mut c_void) -> c_int {
-    call("cuMemsetD8Async", |state| state.enqueue(stream as usize, Work::Fill { to, value, bytes }))
+    call("cuMemsetD8Async", |state| state.enqueue(stream as usize, &Work::Fill { to, value, bytes }))
 }
 
 #[unsafe(export_name = "cuStreamCreate")]
@@ -373,19 +395,11 @@ unsafe extern "C" fn stream_destroy(stream: *mut c_void) -> c_int {
     })
 }
 
-#[unsafe(export_name = "cuStreamSynchronize")]
-unsafe extern "C" fn stream_synchronize(stream: *mut c_void) -> c_int {
-    call("cuStreamSynchronize", |state| {
-        let is = state.context()?.0.streams.contains(&(stream as usize));
-        if is { Ok(()) } else { Err(code::INVALID_HANDLE) }
-    })
-}
-
 #[unsafe(export_name = "cuEventCreate")]
 unsafe extern "C" fn event_create(event: *mut *mut c_void, flags: c_uint) -> c_int {
     call("cuEventCreate", |state| {
         let handle = state.handle();
-        let made = Event { takes_time: flags & 2 == 0, recorded: None };
+        let made = Event { takes_time: flags & 2 == 0, recorded: None, hangs: false, is_captured: false };
         state.context()?.0.events.insert(handle, made);
         // SAFETY: the caller gives a place.
         unsafe { put(event, handle as *mut c_void) }
@@ -401,20 +415,20 @@ unsafe extern "C" fn event_destroy(event: *mut c_void) -> c_int {
 
 #[unsafe(export_name = "cuEventRecord")]
 unsafe extern "C" fn event_record(event: *mut c_void, stream: *mut c_void) -> c_int {
-    call("cuEventRecord", |state| state.enqueue(stream as usize, Work::Record(event as usize)))
+    call("cuEventRecord", |state| state.enqueue(stream as usize, &Work::Record(event as usize)))
 }
 
 #[unsafe(export_name = "cuEventQuery")]
 unsafe extern "C" fn event_query(event: *mut c_void) -> c_int {
     call("cuEventQuery", |state| {
-        state.context()?.0.events.get(&(event as usize)).map(drop).ok_or(code::INVALID_HANDLE)
-    })
-}
-
-#[unsafe(export_name = "cuEventSynchronize")]
-unsafe extern "C" fn event_synchronize(event: *mut c_void) -> c_int {
-    call("cuEventSynchronize", |state| {
-        state.context()?.0.events.get(&(event as usize)).map(drop).ok_or(code::INVALID_HANDLE)
+        let (context, _) = state.context()?;
+        context.graphs.may_wait()?;
+        let event = context.events.get(&(event as usize)).ok_or(code::INVALID_HANDLE)?;
+        match event {
+            Event { is_captured: true, .. } => Err(code::CAPTURED_EVENT),
+            Event { hangs: true, .. } => Err(code::NOT_READY),
+            _ => Ok(()),
+        }
     })
 }
 
@@ -441,7 +455,7 @@ unsafe extern "C" fn module_load(
     values: *mut *mut c_void,
 ) -> c_int {
     call("cuModuleLoadDataEx", |state| {
-        state.context()?;
+        state.context()?.0.graphs.may_wait()?;
         if image.is_null() {
             return Err(code::INVALID_VALUE);
         }
@@ -471,6 +485,7 @@ unsafe extern "C" fn module_load(
 unsafe extern "C" fn module_unload(module: *mut c_void) -> c_int {
     call("cuModuleUnload", |state| {
         let (context, _) = state.context()?;
+        context.graphs.may_wait()?;
         context.modules.remove(&(module as usize)).ok_or(code::INVALID_HANDLE)?;
         context.functions.retain(|_, function| function.module != module as usize);
         Ok(())

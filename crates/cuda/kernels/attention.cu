@@ -3,7 +3,7 @@
 // The positions of a sequence are cut into units, at multiples of their length. Each unit has a softmax of its own, and units are
 // merged in order: so a token's result depends neither on the other tokens of the step nor on how much a CTA does. A CTA computes
 // some query rows of one KV head: tokens times the query heads that share it (GQA). It takes the units of its rows one after
-// another and merges each into `out`; or, where that would be few CTAs, it computes one unit, and `merge_units` merges.
+// another and merges each into `out`; or, where that would be few CTAs, it computes one unit, and the last CTA to finish merges.
 #include "cache.cuh"
 
 // Query rows of a CTA, and of a thread.
@@ -19,6 +19,8 @@ static constexpr u32 FEWEST_COLUMNS = 16, MOST_COLUMNS = 64, TILE = 4096;
 static constexpr u32 RUN = 16;
 // Weights of a position: those of all rows, padded likewise.
 static constexpr u32 WEIGHTS = ROWS + 4;
+// Units that the last CTA merges at a time.
+static constexpr u32 MERGED = 64;
 
 // In place of the score of a position that a row does not see; less than any other.
 static constexpr float MASKED = -3.0e38f;
@@ -53,6 +55,12 @@ inline float merged(float before, float more, Factors by) { return fmaf(more, by
 inline Softmax merged(Softmax before, Softmax more, Factors by) {
   return {fmaxf(before.most, more.most), merged(before.sum, more.sum, by)};
 }
+
+// A unit's softmax of a row, and what merges it with those before.
+struct Merge {
+  Softmax own;
+  Factors by;
+};
 
 // Divides by the sum of weights, with the head's attention sink if there are any.
 inline float normalized(float x, Softmax all, const float* sinks, u32 head) {
@@ -107,10 +115,30 @@ inline void add_products(float (&sums)[4][4], float4 a, float4 b) {
   }
 }
 
-// Without `parts` the result; otherwise what there is of each row and unit: [dim] sums, the largest score, the sum of weights.
+// The span that a block of query rows is of, which becomes its number within the span. A warp looks at 32 spans at a time.
+inline u32 span_of_block(u32& block, const u32* starts, u32 spans, u32 group) {
+  u32 lane = threadIdx.x % 32;
+  for (u32 first = 0;; first += 32) {
+    u32 span = first + lane;
+    u32 own = span < spans ? ((starts[span + 1] - starts[span]) * group + ROWS - 1) / ROWS : 0, sum = own;
+    for (u32 d = 1; d < 32; d *= 2) {
+      u32 before = __shfl_up_sync(~0u, sum, d);
+      if (lane >= d) sum += before;
+    }
+    u32 found = __popc(__ballot_sync(~0u, sum <= block));
+    if (found < 32) {
+      block -= __shfl_sync(~0u, sum - own, found);
+      return first + found;
+    }
+    block -= __shfl_sync(~0u, sum, 31);
+  }
+}
+
+// Without `parts` a CTA has all units of its rows; otherwise one, and `parts` has room for what each row has of each unit: [dim]
+// sums, the largest score, the sum of weights. `arrivals` counts the CTAs of the same rows that are done, and is left zero.
 KERNEL(WIDTH) attend(Matrix<const float> q, Matrix<const u8> keys, Matrix<const u8> values, Layout layout, const u32* starts,
                      const u32* lens, Matrix<const u32> pages, u32 spans, Sight sight, u32 group, float scale, float cap,
-                     Matrix<const float> bias, const float* sinks, Matrix<float> out, float* parts, u32 units) {
+                     Matrix<const float> bias, const float* sinks, Matrix<float> out, float* parts, u32* arrivals) {
   __shared__ __align__(16) float tile[DEPTH * LINE];
   __shared__ __align__(16) float weights[UNIT * WEIGHTS];
   __shared__ __align__(16) float queries[DEPTH * ROWS];
@@ -120,25 +148,28 @@ KERNEL(WIDTH) attend(Matrix<const float> q, Matrix<const u8> keys, Matrix<const 
   __shared__ u32 begins[ROWS], ends[ROWS];
   __shared__ Softmax all[ROWS], own[ROWS];
   __shared__ Factors factors[ROWS];
+  __shared__ bool is_last;
   static_assert(TILE <= DEPTH * LINE && UNIT * ROWS <= TILE, "a tile holds values, and their sums in strands");
   static_assert(UNIT / FEWEST_COLUMNS <= RUN, "a run begins with the first strand");
   Tile found = {places, scales};
 
-  // The sequence of the CTA's rows.
-  u32 block = blockIdx.x, span = 0;
-  for (; span + 1 < spans; span++) {
-    u32 blocks = ((starts[span + 1] - starts[span]) * group + ROWS - 1) / ROWS;
-    if (block < blocks) break;
-    block -= blocks;
-  }
+  // The sequence of the CTA's rows, and their place in it.
+  u32 block = blockIdx.x, span = span_of_block(block, starts, spans, group);
   u32 first_token = starts[span], tokens = starts[span + 1] - first_token, len = lens[span], start = len - tokens;
   u32 head = blockIdx.y, heads = layout.heads * group, first = block * ROWS, rows = min(tokens * group - first, ROWS);
   u32 begin = sight.begin(start + first / group), end = sight.end(start + (first + rows - 1) / group, len);
-  u32 unit = begin / UNIT, last = (end - 1) / UNIT;
+  u32 first_unit = begin / UNIT, last_unit = (end - 1) / UNIT, unit = first_unit, last = last_unit;
   if (parts) {
     if (blockIdx.z < unit || blockIdx.z > last) return;
+    // Of a short sequence there is one, and nothing to merge.
+    if (unit == last) parts = nullptr;
     unit = last = blockIdx.z;
   }
+  auto token_of = [&](u32 r) { return first_token + (first + r) / group; };
+  auto head_of = [&](u32 r) { return head * group + (first + r) % group; };
+  auto part_of = [&](u32 r, u32 unit) {
+    return parts + (((u64)token_of(r) * heads + head_of(r)) * gridDim.z + unit) * (layout.dim + 2);
+  };
   const u32* table = pages.row(span);
   if (threadIdx.x < ROWS) {
     u32 r = threadIdx.x, at = start + (first + r) / group;
@@ -280,9 +311,8 @@ KERNEL(WIDTH) attend(Matrix<const float> q, Matrix<const u8> keys, Matrix<const 
         // Beginning with 0, no sum is -0, to which weights of 0 would make a difference.
         float sum = 0.0f;
         for (u32 s = 0; s < strands; s++) sum += tile[(s * ROWS + r) * columns + c];
-        u32 token = first_token + (first + r) / group, query_head = head * group + (first + r) % group;
         if (parts) {
-          float* part = parts + (((u64)token * heads + query_head) * units + unit) * (layout.dim + 2);
+          float* part = part_of(r, unit);
           part[c0 + c] = sum;
           if (c0 + c == 0) {
             part[layout.dim] = own[r].most;
@@ -290,31 +320,61 @@ KERNEL(WIDTH) attend(Matrix<const float> q, Matrix<const u8> keys, Matrix<const 
           }
           continue;
         }
-        float* to = out.row(token) + (u64)query_head * layout.dim + c0 + c;
+        float* to = out.row(token_of(r)) + (u64)head_of(r) * layout.dim + c0 + c;
         float so_far = merged(unit == begins[r] / UNIT ? 0.0f : *to, sum, factors[r]);
-        *to = unit == (ends[r] - 1) / UNIT ? normalized(so_far, all[r], sinks, query_head) : so_far;
+        *to = unit == (ends[r] - 1) / UNIT ? normalized(so_far, all[r], sinks, head_of(r)) : so_far;
       }
     }
   }
-}
+  if (!parts) return;
 
-// Merges the units of one token's query head, in order.
-KERNEL(64) merge_units(const float* parts, const u32* starts, const u32* lens, u32 spans, Sight sight, const float* sinks,
-                       Matrix<float> out, u32 dim, u32 units) {
-  u32 token = blockIdx.x, head = blockIdx.y, span = 0;
-  while (span + 1 < spans && starts[span + 1] <= token) span++;
-  u32 len = lens[span], at = len - (starts[span + 1] - token), end = sight.end(at, len);
-  parts += ((u64)token * gridDim.y + head) * units * (dim + 2);
-  for (u32 c = threadIdx.x; c < dim; c += 64) {
-    Softmax all = {MASKED, 0.0f};
-    float sum = 0.0f;
-    for (u32 unit = sight.begin(at) / UNIT; unit * UNIT < end; unit++) {
-      const float* part = parts + (u64)unit * (dim + 2);
-      Softmax softmax = {part[dim], part[dim + 1]};
-      Factors by = factors_of(all.most, softmax.most);
-      sum = merged(sum, part[c], by);
-      all = merged(all, softmax, by);
+  // The last of the CTAs of these rows merges their units, in order.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32 others = last_unit - first_unit;
+    is_last = atomicInc(arrivals + blockIdx.y * gridDim.x + blockIdx.x, others) == others;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  Merge* merges = (Merge*)weights;
+  static_assert(ROWS * MERGED * sizeof(Merge) <= sizeof(weights), "there is room to merge");
+  if (threadIdx.x < ROWS) all[threadIdx.x] = {MASKED, 0.0f};
+  for (u32 from = first_unit; from <= last_unit; from += MERGED) {
+    u32 count = min(last_unit + 1 - from, MERGED);
+    auto is_seen = [&](u32 r, u32 unit) { return begins[r] < (unit + 1) * UNIT && ends[r] > unit * UNIT; };
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < rows * count; i += WIDTH) {
+      u32 r = i / count, u = i % count;
+      const float* softmax = part_of(r, from + u) + layout.dim;
+      merges[r * MERGED + u].own = is_seen(r, from + u) ? Softmax{softmax[0], softmax[1]} : Softmax{MASKED, 0.0f};
     }
-    out.row(token)[(u64)head * dim + c] = normalized(sum, all, sinks, head);
+    __syncthreads();
+    // The largest score before a unit does not depend on an order, so that all factors are computed at once.
+    for (u32 i = threadIdx.x; i < rows * count; i += WIDTH) {
+      u32 r = i / count, u = i % count;
+      Merge* row = merges + r * MERGED;
+      float most = all[r].most;
+      for (u32 before = 0; before < u; before++) most = fmaxf(most, row[before].own.most);
+      row[u].by = factors_of(most, row[u].own.most);
+    }
+    __syncthreads();
+    if (threadIdx.x < rows) {
+      u32 r = threadIdx.x;
+      const Merge* row = merges + r * MERGED;
+      for (u32 u = 0; u < count; u++) {
+        if (is_seen(r, from + u)) all[r] = merged(all[r], row[u].own, row[u].by);
+      }
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < rows * layout.dim; i += WIDTH) {
+      u32 r = i / layout.dim, c = i % layout.dim;
+      u32 low = max(begins[r] / UNIT, from), until = min((ends[r] - 1) / UNIT + 1, from + count);
+      float* to = out.row(token_of(r)) + (u64)head_of(r) * layout.dim + c;
+      float sum = from == first_unit ? 0.0f : *to;
+      for (u32 u = low; u < until; u++) sum = merged(sum, part_of(r, u)[c], merges[r * MERGED + u - from].by);
+      *to = from + count > last_unit ? normalized(sum, all[r], sinks, head_of(r)) : sum;
+    }
   }
 }

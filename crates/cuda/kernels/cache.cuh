@@ -70,3 +70,49 @@ inline void store_element(u32 type, u8* at, u64 i, float x) {
     at[i] = float_to_f8(x);
   }
 }
+
+// The largest of THREADS threads: of a warp, or of a CTA, all of whose threads must come here.
+template <u32 THREADS> inline u32 largest_of(u32 x) {
+  for (u32 d = 16; d > 0; d /= 2) x = max(x, __shfl_xor_sync(~0u, x, d));
+  if constexpr (THREADS > 32) {
+    __shared__ u32 parts[THREADS / 32];
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    for (u32 part : parts) x = max(x, part);
+  }
+  return x;
+}
+
+// A cache's values or its keys. Of the two structs the compiler would make one in memory.
+inline Matrix<u8> half_of(const Matrix<u8>& keys, const Matrix<u8>& values, bool is_value) {
+  return {is_value ? values.at : keys.at, keys.rows, keys.cols, is_value ? values.stride : keys.stride};
+}
+
+// Writes a head of a token, whose elements are `x(i)`, to a slot of the cache's keys or values: THREADS threads, a warp or a CTA.
+template <u32 THREADS, typename Head>
+inline void write_head(Layout layout, Matrix<u8> cache, u32 slot, u32 head, Head x) {
+  u32 page = slot / layout.page_len, thread = threadIdx.x % THREADS;
+  slot %= layout.page_len;
+  u8* to = cache.at + (u64)page * cache.stride * layout.size();
+  float factor = 1.0f;
+  if (layout.is_coded()) {
+    // The bits of magnitudes compare as the magnitudes do, with NaN above all.
+    u32 largest = 0;
+    for (u32 i = thread; i < layout.dim; i += THREADS) largest = max(largest, bits_of(x(i)) & 0x7fffffff);
+    largest = largest_of<THREADS>(largest);
+    float reach = layout.type == I8 ? 127.0f : 448.0f;
+    u32 scale = bits_of(float_of(largest) / reach);
+    factor = reach / float_of(largest);
+    // Where all are almost zero, a factor would be infinite; where one is not finite, the scale says so of all.
+    if (largest < 0x04000000) factor = 0.0f, scale = 0;
+    if (largest >= 0x7f800000) factor = 0.0f, scale = 0x7fc00000;
+    if (thread == 0) store_scale(to + layout.scale(head, slot), scale);
+  }
+  u64 first = layout.element(head, slot);
+  for (u32 i = thread; i < layout.dim; i += THREADS) {
+    // Nothing times NaN would be NaN, and no code.
+    float y = factor == 0.0f ? 0.0f : x(i) * factor;
+    store_element(layout.type, to, first + i, y);
+  }
+}

@@ -1,5 +1,5 @@
 // Ops with a recurrent state for each sequence.
-#include "common.cuh"
+#include "activation.cuh"
 
 // Threads of each column of a state matrix, columns of a CTA, and elements of a column that a thread has: of the longest key.
 static constexpr u32 PARTS = 8, COLUMNS = 16, MOST_EACH = 32;
@@ -41,6 +41,69 @@ inline bool begins(const Spans& spans, u32 span) {
 // Whether a span goes on where the one before it ends, and reads the state that that one writes.
 inline bool continues(const Spans& spans, u32 span, u32 count) {
   return span > 0 && !begins(spans, span) && spans.states[span] == spans.states[count + span - 1];
+}
+
+// The span that a token is in.
+inline u32 span_of(const Spans& spans, u32 count, u32 token) {
+  u32 low = 0, high = count;
+  while (high - low > 1) {
+    u32 middle = (low + high) / 2;
+    if (spans.starts[middle] <= token) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Tokens of a CTA of the causal convolution.
+static constexpr u32 TOKENS = 8;
+
+// A column of the inputs of a sequence whose spans are computed: those before the step are in the state, or are zeros.
+struct Inputs {
+  const float *x, *state;
+  u32 stride, first, before, cols;
+
+  // The input of a row of the step, or as many rows before its first one.
+  float at(i32 row) const {
+    if (row >= (i32)first) return x[(u64)row * stride];
+    return state ? state[(u64)(before + row - first) * cols] : 0.0f;
+  }
+};
+
+// The inputs of a span's sequence. What it continues is in the step, so that no state is read that is written.
+inline Inputs inputs_of(Matrix<const float> x, Matrix<float> window, const Spans& spans, u32 count, u32 span, u32 column,
+                        u32 before) {
+  while (continues(spans, span, count)) span--;
+  const float* state = begins(spans, span) ? nullptr : window.row(spans.states[span]) + column;
+  return {x.at + column, state, x.stride, spans.starts[span], before, x.cols};
+}
+
+// Causal depthwise convolution, then SiLU: a column of some tokens a thread. The last CTAs write the spans' new states, the last
+// inputs of each.
+KERNEL(WIDTH) causal_conv(Matrix<const float> x, Matrix<const float> weight, Matrix<float> window, Matrix<float> out,
+                          Spans spans, u32 count) {
+  u32 column = blockIdx.y * WIDTH + threadIdx.x, before = weight.rows - 1, runs = (x.rows + TOKENS - 1) / TOKENS;
+  if (column >= x.cols) return;
+  if (blockIdx.x >= runs) {
+    u32 span = blockIdx.x - runs, end = spans.starts[span + 1];
+    Inputs inputs = inputs_of(x, window, spans, count, span, column, before);
+    float* state = window.row(spans.states[count + span]) + column;
+    for (u32 i = 0; i < before; i++) state[(u64)i * x.cols] = inputs.at((i32)(end - before + i));
+    return;
+  }
+  u32 row = blockIdx.x * TOKENS, end = min(row + TOKENS, x.rows), span = span_of(spans, count, row);
+  while (row < end) {
+    Inputs inputs = inputs_of(x, window, spans, count, span, column, before);
+#pragma unroll 1
+    for (u32 until = min(end, spans.starts[span + 1]); row < until; row++) {
+      float sum = weight.row(0)[column] * inputs.at((i32)(row - before));
+      for (u32 i = 1; i <= before; i++) sum += weight.row(i)[column] * inputs.at((i32)(row - before + i));
+      out.row(row)[column] = activation(SILU, sum);
+    }
+    span++;
+  }
 }
 
 // Gated delta rule: some columns of a value head's state matrix S,

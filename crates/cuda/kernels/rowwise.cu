@@ -14,6 +14,21 @@ KERNEL(WIDTH) normalize(Matrix<const float> x, Norm norm, Matrix<const float> re
   }
 }
 
+// The same where groups are narrow: a group a warp.
+KERNEL(WIDTH) normalize_narrow(Matrix<const float> x, Norm norm, Matrix<const float> residual, Matrix<float> out) {
+  u32 groups = x.cols / norm.width;
+  u64 group = (u64)blockIdx.x * WARPS + threadIdx.x / 32;
+  if (group >= (u64)x.rows * groups) return;
+  u32 r = group / groups, first = group % groups * norm.width;
+  const float* in = x.row(r) + first;
+  Moments m = moments_of_warp(norm, in);
+  for (u32 i = threadIdx.x % 32; i < norm.width; i += 32) {
+    float y = normalized(norm, m, in[i], i);
+    if (residual.at) y += residual.row(r)[first + i];
+    out.row(r)[first + i] = y;
+  }
+}
+
 KERNEL(WIDTH) activate(Matrix<const float> gate, Matrix<const float> up, Matrix<float> out, u32 act) {
   u64 count = (u64)out.rows * out.cols;
   for (u64 i = thread_of_grid(); i < count; i += threads_of_grid()) {

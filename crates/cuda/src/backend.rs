@@ -1,10 +1,13 @@
 //! The [`Backend`] of [`Cuda`]: each op allocates its result and launches kernels.
 
 use tallow_core::ops::{
-    Activate, Attend, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite, Linear,
-    LinearMany, Matmul, Normalize, PermuteCols, Rope, Route, TailSum, TopK, TopKOut,
+    Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite,
+    LatentWrite, Linear, LinearMany, Matmul, Normalize, PermuteCols, QkvPrep, Rope, Route, TailSum, TopK,
+    TopKOut,
 };
-use tallow_core::{Backend, DType, HostWeight, Memory, Replay, Result, Tensor, Trace, Weight, compose};
+use tallow_core::{
+    Backend, DType, HostWeight, Memory, Norm, Replay, Result, Tensor, Trace, Weight, compose,
+};
 
 use crate::device::Cuda;
 
@@ -85,6 +88,27 @@ impl Backend for Cuda {
     fn attend(&self, op: &Attend<'_, Cuda>) -> Result<Tensor<Cuda>> {
         let out = self.like(op.q.rows(), op.q.cols())?;
         self.attend_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn qkv_prep(&self, op: &QkvPrep<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        // Norms of parts of heads are no model's.
+        let is_whole = |norm: &Norm<Cuda>| norm.weight.cols().is_multiple_of(op.heads.dim);
+        if !op.qk_norm.is_none_or(|norms| is_whole(&norms.q) && is_whole(&norms.k)) {
+            return compose::qkv_prep(self, op);
+        }
+        let out = self.like(op.qkv.rows(), op.heads.q_cols())?;
+        self.qkv_prep_into(op, &out)?;
+        Ok(out)
+    }
+
+    fn latent_write(&self, op: &LatentWrite<'_, Cuda>) -> Result<()> {
+        self.latent_write_to(op)
+    }
+
+    fn causal_conv(&self, op: &CausalConv<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let out = self.like(op.x.rows(), op.x.cols())?;
+        self.causal_conv_into(op, &out)?;
         Ok(out)
     }
 

@@ -7,10 +7,13 @@ use tallow_core::{Arithmetic, DType, Error, Memory, Reading, Result, Tensor, Tra
 
 use crate::args::Args;
 use crate::gpu::{Block, Counts, Device, Found, Gpu, Transfer};
+use crate::ops::BUSY;
 
 /// An NVIDIA GPU as a backend.
 pub struct Cuda {
     pub(crate) gpu: Rc<Gpu>,
+    /// Zeros, in which the CTAs of a launch count themselves, and which the last of them leaves zero.
+    pub(crate) arrivals: Tensor<Cuda>,
     pub(crate) arithmetic: Arithmetic,
     pub(crate) trace: Trace,
 }
@@ -18,7 +21,8 @@ pub struct Cuda {
 /// Shares the device, its memory and its kernels, but has a trace of its own.
 impl Clone for Cuda {
     fn clone(&self) -> Cuda {
-        Cuda { gpu: self.gpu.clone(), arithmetic: self.arithmetic, trace: Trace::default() }
+        let (gpu, arrivals) = (self.gpu.clone(), self.arrivals.clone());
+        Cuda { gpu, arrivals, arithmetic: self.arithmetic, trace: Trace::default() }
     }
 }
 
@@ -44,7 +48,10 @@ impl Cuda {
     pub fn open(found: &Found) -> Result<Cuda> {
         found.check()?;
         let gpu = Rc::new(Gpu::open(found)?);
-        Ok(Cuda { gpu, arithmetic: Arithmetic::Fast, trace: Trace::default() })
+        let arrivals = gpu.alloc((BUSY * DType::U32.size()) as u64)?;
+        gpu.clear(arrivals.address(), BUSY * DType::U32.size())?;
+        let arrivals = Tensor::whole(Buf(arrivals), DType::U32, 1, BUSY);
+        Ok(Cuda { gpu, arrivals, arithmetic: Arithmetic::Fast, trace: Trace::default() })
     }
 
     /// The same device with linear layers computed in `arithmetic`. In [`Arithmetic::Fast`] a quantized weight is multiplied with

@@ -1,6 +1,7 @@
 //! Tests of the backend without a GPU: the interpreter of `tests/ptx` takes the driver's place. Conformance of the ops, memory, and
 //! what is said when something fails.
 
+mod attention;
 mod products;
 mod replay;
 mod trouble;
@@ -37,7 +38,10 @@ const APART: [&[&str]; 7] = [
 /// Index of the attention cases, which take long: this part and the next.
 const ATTEND: usize = 3;
 
-/// Runs conformance cases. Each result has memory of its own, so that reads of what nobody wrote are found.
+/// Orders of CTAs, warps and turns in which each case is run.
+const ORDERS: u64 = 3;
+
+/// Runs conformance cases, each in several orders. Each result has memory of its own, so that reads of what nobody wrote are found.
 fn conforms(suite: Suite, seed: u64, takes: impl Fn(&str) -> bool) {
     let b = open(Machine::default()).with(suite.arithmetic);
     b.gpu.stop_reuse();
@@ -46,10 +50,13 @@ fn conforms(suite: Suite, seed: u64, takes: impl Fn(&str) -> bool) {
     let suite = Suite { sizes, every_row, ..suite };
     for case in cases::<Cuda>().iter().filter(|case| takes(case.name)) {
         ran += 1;
-        mock::seed(seed);
-        if let Err(why) = (case.run)(&b, suite) {
-            let fault = mock::last_fault().map_or(String::new(), |fault| format!("\n  {fault}"));
-            failed.push(format!("{}: {why}{fault}", case.name));
+        for seed in (0..ORDERS).map(|order| seed + 1000 * order) {
+            mock::seed(seed);
+            if let Err(why) = (case.run)(&b, suite) {
+                let fault = mock::last_fault().map_or(String::new(), |fault| format!("\n  {fault}"));
+                failed.push(format!("{} with seed {seed}: {why}{fault}", case.name));
+                break;
+            }
         }
     }
     println!("{}: {ran} cases, {} failed", b.label(), failed.len());

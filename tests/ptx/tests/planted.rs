@@ -5,6 +5,7 @@
 use tallow_ptx::{Device, Error, Launch, Module, Trouble};
 
 const ROWWISE: &str = include_str!("../../../crates/cuda/ptx/rowwise.ptx");
+const ATTENTION: &str = include_str!("../../../crates/cuda/ptx/attention.ptx");
 
 /// A kernel's text within a module, changed.
 fn changed(text: &str, kernel: &str, change: &dyn Fn(&mut Vec<String>)) -> String {
@@ -79,9 +80,9 @@ fn normalize(text: &str, seed: u64) -> Result<(), Found> {
     let (rows, cols) = (ROWS as u32, COLS as u32);
     let mut parameters = matrix(x_at, rows, cols, cols);
     parameters.extend([weight_at, bias_at].into_iter().flat_map(u64::to_le_bytes));
+    parameters.extend([cols, 1, EPS.to_bits(), 0].into_iter().flat_map(u32::to_le_bytes));
     parameters.extend(matrix(0, 0, 0, 0));
     parameters.extend(matrix(out, rows, cols, cols));
-    parameters.extend([cols, 1, EPS.to_bits()].into_iter().flat_map(u32::to_le_bytes));
     let launch = Launch {
         grid: [rows, 1, 1],
         block: [256, 1, 1],
@@ -150,6 +151,59 @@ fn gather(text: &str, seed: u64) -> Result<(), Found> {
     Ok(())
 }
 
+/// Attention of one query to 600 positions in three units, which the last of three CTAs merges.
+fn attend(text: &str, seed: u64) -> Result<(), Found> {
+    let module = Module::new(text)?;
+    let kernel = module.kernel("attend")?;
+    let (dim, len, page, pages) = (4usize, 600u32, 256u32, 3u32);
+    let wide = page * dim as u32;
+    let (q, k, v) =
+        (numbers(dim, 5), numbers((pages * wide) as usize, 6), numbers((pages * wide) as usize, 7));
+    let mut device = Device::default();
+    let [q_at, k_at, v_at] = [&q, &k, &v].map(|x| up(&mut device, &bytes(x)));
+    let lists: [&[u32]; 4] = [&[0, 1], &[len], &[2, 0, 1], &[0]];
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    let [starts, lens, table, arrivals] = lists.map(|list| up(&mut device, &words(list)));
+    let (out, parts) = (device.alloc(4 * dim), device.alloc(4 * 3 * (dim + 2)));
+    let mut parameters = matrix(q_at, 1, dim as u32, dim as u32);
+    parameters.extend([k_at, v_at].into_iter().flat_map(|at| matrix(at, pages, wide, wide)));
+    parameters.extend(words(&[0, page, 1, dim as u32]));
+    parameters.extend([starts, lens].into_iter().flat_map(u64::to_le_bytes));
+    parameters.extend(matrix(table, 1, pages, pages));
+    parameters.extend(words(&[1, u32::MAX, u32::MAX, 1, 1, 1f32.to_bits(), 0, 0]));
+    parameters.extend(matrix(0, 0, 0, 0));
+    parameters.extend(0u64.to_le_bytes());
+    parameters.extend(matrix(out, 1, dim as u32, dim as u32));
+    parameters.extend([parts, arrivals].into_iter().flat_map(u64::to_le_bytes));
+    let launch = Launch {
+        grid: [1, 1, 3],
+        block: [256, 1, 1],
+        shared: 0,
+        parameters: &parameters,
+        seed,
+        limit: 100_000,
+    };
+    device.launch(&kernel, &launch)?;
+    if device.unwritten(out, 4 * dim).is_some() {
+        return Err(Found::Unwritten);
+    }
+    let (mut result, mut count) = (vec![0; 4 * dim], [0; 4]);
+    device.read(out, &mut result).unwrap();
+    device.read(arrivals, &mut count).unwrap();
+    let (mut sums, mut total) = ([0f64; 4], 0f64);
+    for position in 0..len {
+        let at = ([2, 0, 1][(position / page) as usize] * page + position % page) as usize * dim;
+        let score: f64 = (0..dim).map(|i| f64::from(q[i]) * f64::from(k[at + i])).sum();
+        total += score.exp();
+        sums.iter_mut().zip(&v[at..]).for_each(|(sum, v)| *sum += score.exp() * f64::from(*v));
+    }
+    let is_right = result.chunks(4).zip(sums).all(|(got, sum)| {
+        let got = f32::from_le_bytes(got.try_into().unwrap());
+        (f64::from(got) - sum / total).abs() < 1e-6
+    });
+    if is_right && count == [0; 4] { Ok(()) } else { Err(Found::Wrong) }
+}
+
 /// How a bug shows.
 #[derive(Debug, PartialEq)]
 enum Found {
@@ -173,6 +227,7 @@ fn the_kernels_as_they_are_have_no_bug() {
     for seed in 0..20 {
         assert_eq!(normalize(ROWWISE, seed), Ok(()), "seed {seed}");
         assert_eq!(gather(ROWWISE, seed), Ok(()), "seed {seed}");
+        assert_eq!(attend(ATTENTION, seed), Ok(()), "seed {seed}");
     }
 }
 
@@ -254,7 +309,7 @@ fn planted_bugs_are_found() {
             |found| matches!(found, Found::Fault(Trouble::Divergent { .. })),
         ),
     ];
-    all_are_found("normalize", normalize, &bugs);
+    all_are_found((ROWWISE, "normalize"), normalize, &bugs);
 }
 
 #[test]
@@ -262,7 +317,7 @@ fn planted_bugs_between_ctas_are_found() {
     let bugs: Vec<Bug> = vec![
         ("every CTA begins at the first element", Box::new(replaced("%ctaid.x", 0, "%ctaid.y")), is_race),
         ("a step shorter than the grid", Box::new(replaced("%nctaid.x", 0, "%nctaid.y")), is_race),
-        ("an index that is not checked", Box::new(without("bra \t$L__BB3_7", 0)), |found| {
+        ("an index that is not checked", Box::new(without("bra \t$L__BB4_7", 0)), |found| {
             matches!(found, Found::Fault(Trouble::OutOfBounds { .. }))
         }),
         ("a loop over one element too many", Box::new(replaced("setp.lt.u64", 0, "setp.le.u64")), |found| {
@@ -281,14 +336,45 @@ fn planted_bugs_between_ctas_are_found() {
             |found| matches!(found, Found::Fault(Trouble::NoMemory { .. })),
         ),
     ];
-    all_are_found("gather_rows", gather, &bugs);
+    all_are_found((ROWWISE, "gather_rows"), gather, &bugs);
+}
+
+#[test]
+fn planted_bugs_of_the_last_to_arrive_are_found() {
+    let bugs: Vec<Bug> = vec![
+        ("no fence before a CTA counts itself", Box::new(without("membar.gl", 0)), is_race),
+        (
+            "no barrier before a CTA counts itself",
+            Box::new(|lines| {
+                let fence = line(lines, "membar.gl", 0);
+                let barrier = fence + line(&lines[fence..], "bar.sync", 0);
+                lines.remove(barrier);
+            }),
+            is_race,
+        ),
+        (
+            "a count that does not go back to zero",
+            Box::new(|lines| {
+                let count = line(lines, "atom.global.inc.u32", 0);
+                let limit = lines[count].rfind(',').unwrap();
+                lines[count].replace_range(limit.., ", -1;");
+            }),
+            |found| *found == Found::Wrong,
+        ),
+        (
+            "a CTA that does not wait for the others",
+            Box::new(replaced("atom.global.inc.u32", 0, "atom.global.add.u32")),
+            |found| is_race(found) || matches!(found, Found::Fault(Trouble::Unwritten { .. })),
+        ),
+    ];
+    all_are_found((ATTENTION, "attend"), attend, &bugs);
 }
 
 /// Each bug is found in one of ten orders.
-fn all_are_found(kernel: &str, run: fn(&str, u64) -> Result<(), Found>, bugs: &[Bug]) {
+fn all_are_found((module, kernel): (&str, &str), run: fn(&str, u64) -> Result<(), Found>, bugs: &[Bug]) {
     let mut missed = Vec::new();
     for (name, change, is_it) in bugs {
-        let text = changed(ROWWISE, kernel, change.as_ref());
+        let text = changed(module, kernel, change.as_ref());
         // A race shows in some orders only.
         let found: Vec<_> = (0..10).map(|seed| run(&text, seed)).collect();
         match found.iter().find_map(|found| found.as_ref().err().filter(|found| is_it(found))) {

@@ -1,16 +1,17 @@
-//! RoPE, the KV cache and attention.
+//! QK norm, RoPE, the KV cache and attention.
 //!
 //! A page of the cache has its heads one after another, of each the slots, of each the elements, `[head][slot][element]`, so that
 //! a head's part of a page is one contiguous tile; keys and values alike. The scales of 8-bit codes, `[head][slot]`, follow all
 //! codes of the page.
 
-use tallow_core::ops::{Attend, KvWrite, Rope};
-use tallow_core::{AttnSpec, DType, Heads, Memory, Result, RopePairs, StepPlan, Tensor};
+use tallow_core::ops::{Attend, KvWrite, LatentWrite, QkvPrep, Rope};
+use tallow_core::{AttnSpec, DType, Heads, Memory, Norm, Result, RopePairs, RopeTable, StepPlan, Tensor};
 
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
+use crate::ops::rowwise::{WARP_NORM, WARPS, norm};
 
 /// Threads of a CTA (`WIDTH` in `kernels/common.cuh`).
 const WIDTH: u32 = 256;
@@ -18,7 +19,7 @@ const WIDTH: u32 = 256;
 const ROWS: usize = 16;
 const UNIT: usize = 256;
 /// CTAs that keep a device busy; where there would be fewer, each does one unit.
-const BUSY: usize = 128;
+pub(crate) const BUSY: usize = 128;
 /// Most bytes of scratch for what is then left to merge.
 const SPREAD: usize = 64 << 20;
 
@@ -34,6 +35,17 @@ fn layout(args: Args, dtype: DType, heads: Heads, plan: &StepPlan<Cuda>) -> Args
     args.word(number).word(plan.host().page_len).word(heads.kv).word(heads.dim)
 }
 
+/// RoPE: `RopeTable` in the kernels. All of it is zero if there is none.
+fn rope(args: Args, rope: Option<&RopeTable<Cuda>>) -> Args {
+    let is_interleaved = rope.is_some_and(|rope| rope.pairs == RopePairs::Interleaved);
+    args.optional(rope.map(|rope| &rope.table)).flag(is_interleaved).word(0)
+}
+
+/// Heads of a token that a CTA of `qkv_prep` has.
+fn heads_each(norm: Option<&Norm<Cuda>>, dim: usize) -> usize {
+    norm.map(|norm| norm.weight.cols()).filter(|width| *width > WARP_NORM).map_or(WARPS, |width| width / dim)
+}
+
 /// How far tokens see: `Sight` in the kernels.
 fn sight(args: Args, spec: &AttnSpec<Cuda>) -> Args {
     let most = u32::MAX as usize;
@@ -43,13 +55,8 @@ fn sight(args: Args, spec: &AttnSpec<Cuda>) -> Args {
 
 impl Cuda {
     pub(crate) fn rope_into(&self, op: &Rope<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
-        let args = Args::new()
-            .matrix(op.x)
-            .matrix(&op.rope.table)
-            .pointer(op.positions)
-            .matrix(out)
-            .word(op.head_dim)
-            .flag(op.rope.pairs == RopePairs::Interleaved);
+        let args = rope(Args::new().matrix(op.x), Some(op.rope));
+        let args = args.pointer(op.positions).matrix(out).word(op.head_dim);
         let kernel = Kernel { module: "rope", name: "rope" };
         let grid = [out.len().div_ceil(WIDTH as usize) as u32, 1, 1];
         self.gpu.launch(&Launch { kernel, grid, block: WIDTH, shared: 0, args })
@@ -64,12 +71,36 @@ impl Cuda {
         self.gpu.launch(&Launch { kernel, grid, block: 32, shared: 0, args })
     }
 
+    /// QK norm, RoPE and the KV cache write in one launch. The norms must span whole heads.
+    pub(crate) fn qkv_prep_into(&self, op: &QkvPrep<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
+        let (heads, kv) = (op.heads, op.kv);
+        let (q_norm, k_norm) = (op.qk_norm.map(|norm| &norm.q), op.qk_norm.map(|norm| &norm.k));
+        let args = norm(norm(Args::new().matrix(op.qkv), q_norm), k_norm);
+        let args = rope(args, op.rope).pointer(&op.plan.positions).pointer(&op.plan.slots);
+        let args = layout(args.matrix(kv.k).optional(kv.v), kv.k.dtype(), heads, op.plan);
+        let args = args.word(heads.q).matrix(out);
+        let ctas = |count: usize, norm| count.div_ceil(heads_each(norm, heads.dim));
+        let parts = ctas(heads.q, q_norm) + ctas(heads.kv, k_norm) + ctas(heads.kv, None);
+        let grid = [op.qkv.rows(), parts, 1].map(|n| n as u32);
+        let kernel = Kernel { module: "qkv_prep", name: "qkv_prep" };
+        self.gpu.launch(&Launch { kernel, grid, block: WIDTH, shared: 0, args })
+    }
+
+    pub(crate) fn latent_write_to(&self, op: &LatentWrite<'_, Cuda>) -> Result<()> {
+        let args = rope(norm(Args::new().matrix(op.x), Some(op.norm)), op.rope);
+        let args = args.pointer(&op.plan.positions).pointer(&op.plan.slots).matrix(op.kv.k);
+        let args = layout(args, op.kv.k.dtype(), op.heads, op.plan);
+        let grid = [op.x.rows() as u32, 1, 1];
+        let kernel = Kernel { module: "latent_write", name: "latent_write" };
+        self.gpu.launch(&Launch { kernel, grid, block: WIDTH, shared: 0, args })
+    }
+
     pub(crate) fn attend_into(&self, op: &Attend<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
         let (heads, spec, plan) = (op.heads, op.spec, op.plan);
         let (group, spans) = (heads.q / heads.kv, plan.host().spans.len());
         let blocks: usize = plan.host().spans.iter().map(|span| (span.rows * group).div_ceil(ROWS)).sum();
         // Of the longest sequence that the plan has room for, since a replay may be of a longer one than this. CTAs past a
-        // sequence's end return at once.
+        // sequence's end return at once. Those of the same rows count themselves when they are done, and the last one merges.
         let units = (plan.pages.cols() * plan.host().page_len).div_ceil(UNIT);
         let room = op.q.rows() * heads.q * units * (heads.dim + 2);
         let spread = units > 1 && blocks * heads.kv < BUSY && room * DType::F32.size() <= SPREAD;
@@ -88,16 +119,9 @@ impl Cuda {
             .optional_pointer(spec.sinks.as_ref())
             .matrix(out)
             .optional_pointer(parts.as_ref())
-            .word(units);
+            .pointer(&self.arrivals);
         let kernel = Kernel { module: "attention", name: "attend" };
         let grid = [blocks, heads.kv, if spread { units } else { 1 }].map(|n| n as u32);
-        self.gpu.launch(&Launch { kernel, grid, block: WIDTH, shared: 0, args })?;
-        let Some(parts) = &parts else { return Ok(()) };
-        let args = Args::new().pointer(parts).pointer(&plan.starts).pointer(&plan.lens).word(spans);
-        let args =
-            sight(args, spec).optional_pointer(spec.sinks.as_ref()).matrix(out).word(heads.dim).word(units);
-        let kernel = Kernel { module: "attention", name: "merge_units" };
-        let grid = [op.q.rows() as u32, heads.q as u32, 1];
-        self.gpu.launch(&Launch { kernel, grid, block: 64, shared: 0, args })
+        self.gpu.launch(&Launch { kernel, grid, block: WIDTH, shared: 0, args })
     }
 }

@@ -6,3 +6,5 @@ mod products;
 mod recurrent;
 mod rowwise;
 mod select;
+
+pub(crate) use attention::BUSY;

@@ -10,6 +10,9 @@ use crate::kernels::Kernel;
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
+/// Warps of a CTA, and the widest groups that one of them normalizes (`WARPS` and `WARP_NORM` in `kernels/norm.cuh`).
+pub(crate) const WARPS: usize = 8;
+pub(crate) const WARP_NORM: usize = 512;
 /// Most CTAs of an element-wise kernel, whose threads then take several elements.
 const CTAS: usize = 4096;
 
@@ -24,8 +27,12 @@ impl Cuda {
     pub(crate) fn normalize_into(&self, op: &Normalize<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
         let width = op.norm.weight.cols();
         let args = norm(Args::new().matrix(op.x), Some(op.norm)).optional(op.residual).matrix(out);
-        let kernel = Kernel { module: "rowwise", name: "normalize" };
-        let grid = [op.x.rows() as u32, (op.x.cols() / width.max(1)) as u32, 1];
+        let (rows, groups) = (op.x.rows(), op.x.cols() / width.max(1));
+        let (name, grid) = match width <= WARP_NORM {
+            true => ("normalize_narrow", [(rows * groups).div_ceil(WARPS), 1, 1]),
+            false => ("normalize", [rows, groups, 1]),
+        };
+        let (kernel, grid) = (Kernel { module: "rowwise", name }, grid.map(|n| n as u32));
         self.gpu.launch(&Launch { kernel, grid, block: THREADS, shared: 0, args })
     }
 

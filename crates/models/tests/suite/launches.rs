@@ -1,4 +1,4 @@
-//! Launch tables: the ops of one step of each family on a device that composes everything, and the CPU's fused version.
+//! Launch tables: the ops of one step of each family on a device that composes everything, and the fused versions of each backend.
 //! A missing kernel or an additional launch shows as a snapshot difference to be approved.
 
 use std::fmt::Write;
@@ -6,17 +6,20 @@ use std::ops::ControlFlow;
 
 use tallow_core::ops::TopK;
 use tallow_core::{
-    Backend, DType, Launch, Memory, Null, Reading, Span, StateRows, Step, StepPlan, launch_table,
+    Arithmetic, Backend, DType, Launch, Memory, Null, Reading, Span, StateRows, Step, StepPlan, launch_table,
 };
 use tallow_cpu::{Cpu, Isa};
+use tallow_cuda::Cuda;
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_models::encoder::{Encoder, EncoderModel, Input};
 use tallow_models::spec::encoder::Pooling;
-use tallow_models::spec::{AttentionSpec, ExpertsSpec, LayerSpec, Mixer, Order};
+use tallow_models::spec::{AttentionSpec, ExpertsSpec, Ffn, LayerSpec, Mixer, Order, QkNormSpec};
 use tallow_support::{ENCODERS, golden, needed};
-use tallow_wgpu::{Counts, Wgpu, devices};
+use tallow_wgpu::{Wgpu, devices};
+
+use crate::goldens::cuda;
 
 /// One model of each family and of each variant within a family.
 const MODELS: [&str; 35] = [
@@ -155,7 +158,7 @@ fn launch_table_of_a_gpu() {
         let layers = model.spec.layers.len();
         let mut text = format!("{table}\n{layers} layers\n");
         // Another step, of one token, run the way the engine does.
-        let (before, after) = decode(&b, model);
+        let (before, after) = decode(&b, model, Wgpu::counts);
         let _ = writeln!(
             text,
             "a token: {} dispatches, {} submission, {} read-back",
@@ -202,12 +205,87 @@ fn dispatches(model: &Model, layer: &LayerSpec) -> usize {
     mixer + behind + activation + experts + more
 }
 
-/// The device's counters before and after a decode step of one token with sampling.
-fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
+/// The ops that a device composed of others.
+fn composed(log: &[Launch]) -> Vec<&'static str> {
+    log.windows(2).filter(|pair| pair[1].depth > pair[0].depth).map(|pair| pair[0].op).collect()
+}
+
+/// The cost of a step on CUDA: launches, one read.
+#[test]
+fn launch_table_of_cuda() {
+    let b = cuda().with(Arithmetic::Fast);
+    each("cuda", |model| {
+        let log = launches(&b, model);
+        assert_eq!(composed(&log), [""; 0], "ops without a kernel");
+        let layers = model.spec.layers.len();
+        let mut text = format!("{}\n{layers} layers\n", launch_table(&log));
+        let (before, after) = decode(&b, model, Cuda::counts);
+        let (took, reads) = (after.launches - before.launches, after.reads - before.reads);
+        let _ = writeln!(text, "a token: {took} launches, {reads} read");
+        // Embedding, head and sampling (top-k) are outside of the layers. Learned positions are embedded and added; per-layer
+        // embeddings are looked up, projected, normalised and added.
+        let allowed = 3
+            + 2 * usize::from(model.spec.positions.is_some())
+            + 4 * usize::from(model.spec.per_layer_dim.is_some())
+            + model.spec.layers.iter().map(|l| launches_of(model, l)).sum::<usize>();
+        assert!(took <= allowed, "{took} launches, {allowed} are allowed");
+        assert_eq!(reads, 1);
+        text
+    });
+}
+
+/// Upper bound of a layer's launches on CUDA in a step of up to 8 tokens: 6 for a dense layer, 9 with the gated delta rule, 12 for a
+/// mixture and 16 with a shared expert that has a gate, at most 10 with latent attention and a dense block; and what its extras
+/// need.
+fn launches_of(model: &Model, layer: &LayerSpec) -> usize {
+    let mixer = match &layer.mixer {
+        // Norm and projections; QK norm, RoPE and cache write; attention; output.
+        Mixer::Attention(attention) => 4 + extras(attention),
+        // The same without K and V, but QK norm and RoPE are ops of their own.
+        Mixer::SharedKv(_) => 5,
+        // Down-projections, queries into the latent space, their RoPE, the cache write, attention, values, output; queries with a
+        // latent row of their own have a norm and an up-projection.
+        Mixer::Mla(mla) => 7 + usize::from(mla.q_lora_rank.is_some()),
+        // Norm and projections, causal convolution, norm of keys and queries, the recurrence, a norm, the gate, output.
+        Mixer::GatedDelta(_) => 7,
+    };
+    // Norm, gate and up, activation; down.
+    let dense = 2;
+    // Norm, router, routing, and five for all experts: who has which rows, up, down, the sum, and one to spare. A norm of the
+    // router's and a scale of each expert are ops of their own. A shared expert is a dense block whose gate is a projection, a
+    // product and a sum: five, of which one is what is to spare.
+    let mixture = |experts: ExpertsSpec| {
+        let own = usize::from(experts.router_norm) + usize::from(experts.expert_scale);
+        8 + own + experts.shared.map_or(0, |shared| if shared.gated { 4 } else { 2 })
+    };
+    let ffn = match &layer.ffn {
+        Ffn::Dense(_) => dense,
+        Ffn::Moe(moe) => mixture(moe.experts),
+        // Each has a norm behind it, the second of which adds the first.
+        Ffn::Parallel { moe, .. } => dense + mixture(moe.experts) + 2,
+    };
+    // Norms behind blocks are launches, which those in front of them are not.
+    let behind = matches!(layer.order, Order::Post | Order::PostNorm | Order::Sandwich);
+    // A per-layer embedding is a gate, its activation, a projection and a norm.
+    let per_layer = 4 * usize::from(model.spec.per_layer_dim.is_some());
+    mixer + ffn + 2 * usize::from(behind) + per_layer + usize::from(layer.layer_scale)
+}
+
+/// Launches of an attention block's extras: ops that no device fuses.
+fn extras(attention: &AttentionSpec) -> usize {
+    // A norm of values is copied back in place.
+    let values = 2 * usize::from(attention.v_norm);
+    // Norms with weights for each head: of queries and of keys a norm, a product, a copy.
+    let heads = if attention.qk_norm == QkNormSpec::HeadWeights { 6 } else { 0 };
+    values + heads + usize::from(attention.gated) + usize::from(attention.second_rope.is_some())
+}
+
+/// A device's counters before and after a decode step of one token with sampling.
+fn decode<B: Backend, C>(b: &B, model: &Model, counts: impl Fn(&B) -> C) -> (C, C) {
     let decoder = Decoder::load(b, model, 64, &mut |_, _| ControlFlow::Continue(())).unwrap();
     let cache = cache(b, &decoder, DType::F16);
     b.sync().unwrap();
-    let before = b.counts();
+    let before = counts(b);
     let spans = vec![Span { rows: 1, start: 0, pages: vec![0].into() }];
     let states = states(&decoder, 1);
     let step = Step { tokens: vec![1], spans, states, outputs: vec![0], page_len: PAGE, ..Step::default() };
@@ -218,7 +296,7 @@ fn decode(b: &Wgpu, model: &Model) -> (Counts, Counts) {
     let (mut ids, mut values) = ([0; 4], [0; 4]);
     let ids = Reading { from: &top.ids, to: &mut ids };
     b.read(&mut [ids, Reading { from: &top.values, to: &mut values }]).unwrap();
-    (before, b.counts())
+    (before, counts(b))
 }
 
 /// The table depends on the model only, not on the machine.

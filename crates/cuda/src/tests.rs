@@ -1,6 +1,7 @@
 //! Tests of the backend without a GPU: the interpreter of `tests/ptx` takes the driver's place. Conformance of the ops, memory, and
 //! what is said when something fails.
 
+mod experts;
 mod products;
 mod trouble;
 
@@ -78,7 +79,12 @@ conformance! {
 #[test]
 fn fast_products_conform() {
     let suite = Suite::fast(8e-3);
-    conforms(suite, 8, |name| matches!(name, "linear" | "linear_many" | "linear_alone" | "ffn"));
+    conforms(suite, 8, |name| {
+        matches!(
+            name,
+            "linear" | "linear_many" | "linear_alone" | "linear_heads" | "ffn" | "moe" | "moe_alone"
+        )
+    });
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn random(seed: u32) -> impl FnMut() -> u32 {
 }
 
 /// Numbers between -1 and 1.
-fn floats(seed: u32, len: usize) -> Vec<f32> {
+pub(super) fn floats(seed: u32, len: usize) -> Vec<f32> {
     let mut next = random(seed);
     (0..len).map(|_| next() as f32 / (1 << 23) as f32 - 1.0).collect()
 }
@@ -74,7 +74,7 @@ impl Case {
     }
 }
 
-fn same(got: &[f32], want: &[f32], what: impl Fn() -> String) {
+pub(super) fn same(got: &[f32], want: &[f32], what: impl Fn() -> String) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();

@@ -30,7 +30,9 @@ fn main() -> io::Result<()> {
         for cubin in &cubins {
             // attention.sm_80.cubin
             let file = cubin.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let Some((of, architecture)) = file.trim_end_matches(".cubin").split_once(".sm_") else { continue };
+            let Some((of, architecture)) = file.trim_end_matches(".cubin").split_once(".sm_") else {
+                continue;
+            };
             if of == module {
                 let _ = writeln!(list, "({architecture}, {}),", packed(cubin, &out)?);
             }

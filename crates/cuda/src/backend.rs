@@ -2,14 +2,16 @@
 
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite,
-    LatentWrite, Linear, LinearMany, Matmul, Normalize, PermuteCols, QkvPrep, Rope, Route, TailSum, TopK,
-    TopKOut,
+    LatentWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope, Route,
+    TailSum, TopK, TopKOut,
 };
 use tallow_core::{
-    Backend, DType, HostWeight, Memory, Norm, Replay, Result, Tensor, Trace, Weight, compose,
+    Backend, DType, HostWeight, Memory, Norm, Replay, Result, Stack, Tensor, Trace, Weight, compose,
 };
 
 use crate::device::Cuda;
+use crate::ops::experts::Experts;
+use crate::weights::Stacked;
 
 impl Backend for Cuda {
     fn label(&self) -> String {
@@ -168,6 +170,10 @@ impl Backend for Cuda {
         self.prepare_weight(weight)
     }
 
+    fn prepare_stacked(&self, weight: HostWeight<'_>, stack: &mut Stack<Cuda>) -> Result<Weight<Cuda>> {
+        self.prepare_in_stack(weight, stack)
+    }
+
     fn linear(&self, op: &Linear<'_, Cuda>) -> Result<Tensor<Cuda>> {
         let Some(weight) = op.weights.weight.in_order() else { return compose::linear(self, op) };
         let out = self.like(op.x.rows(), weight.rows())?;
@@ -177,5 +183,22 @@ impl Backend for Cuda {
 
     fn linear_many(&self, op: &LinearMany<'_, Cuda>) -> Result<Tensor<Cuda>> {
         self.linear_many_side_by_side(op)
+    }
+
+    fn linear_heads(&self, op: &LinearHeads<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        // Columns are copied by the CTAs of a head's first outputs.
+        let some = op.outputs() > 0 && !op.inputs.is_empty();
+        let weights = some.then(|| Stacked::of(op.weights.iter())).flatten();
+        let Some(weights) = weights else { return compose::linear_heads(self, op) };
+        let out = self.like(op.x.rows(), op.weights.len() * op.out_dim())?;
+        self.linear_heads_into(op, &weights, &out)?;
+        Ok(out)
+    }
+
+    fn moe(&self, op: &Moe<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let Some(experts) = Experts::new(op.experts) else { return compose::moe(self, op) };
+        let out = self.like(op.x.rows(), op.x.cols())?;
+        self.moe_into(op, &experts, &out)?;
+        Ok(out)
     }
 }

@@ -2,6 +2,7 @@
 //! what is said when something fails.
 
 mod attention;
+mod experts;
 mod products;
 mod replay;
 mod trouble;
@@ -86,7 +87,12 @@ conformance! {
 #[test]
 fn fast_products_conform() {
     let suite = Suite::fast(8e-3);
-    conforms(suite, 8, |name| matches!(name, "linear" | "linear_many" | "linear_alone" | "ffn"));
+    conforms(suite, 8, |name| {
+        matches!(
+            name,
+            "linear" | "linear_many" | "linear_alone" | "linear_heads" | "ffn" | "moe" | "moe_alone"
+        )
+    });
 }
 
 #[test]

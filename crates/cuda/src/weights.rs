@@ -20,11 +20,14 @@
 //!
 //! Rows and inputs that a weight lacks are zeros.
 
+mod stacked;
+
 use tallow_core::{DType, Error, Format, HostWeight, Memory, Refusal, Result, Weight, compose};
 use tallow_quant::{Coded, Coding, F16, ScaleSink, Scales, with_block};
 
 use crate::args::Args;
 use crate::device::Cuda;
+pub(crate) use stacked::Stacked;
 
 /// Rows of a panel.
 const PANEL: usize = 16;
@@ -425,8 +428,16 @@ impl ScaleSink for Places<'_> {
 impl Cuda {
     /// Packs a weight and uploads it.
     pub(crate) fn prepare_weight(&self, weight: HostWeight<'_>) -> Result<Weight<Cuda>> {
-        compose::check_weight(&weight)?;
-        let HostWeight { format, rows, cols, bytes, release, .. } = weight;
+        let room = self.room_for(&weight, 1)?;
+        self.pack_into(&weight, &room)?;
+        Ok(room)
+    }
+
+    /// Room for so many weights of this format and shape, one behind the other. What it says of rows is those of all of them if
+    /// they are rows as they are, and those of one if they are packed.
+    fn room_for(&self, weight: &HostWeight<'_>, count: usize) -> Result<Weight<Cuda>> {
+        compose::check_weight(weight)?;
+        let HostWeight { format, rows, cols, .. } = *weight;
         if rows >= MOST || cols >= MOST {
             return Err(Error::from(Refusal {
                 what: format!("a weight of {rows} x {cols}"),
@@ -434,21 +445,32 @@ impl Cuda {
                 instead: "use --device cpu".into(),
             }));
         }
-        let (layout, row) = (Layout::of(format), bytes.len() / rows.max(1));
-        let panel = layout.panel(cols);
+        let layout = Layout::of(format);
         if layout.stored == Stored::RowsOfF32 {
-            let data = self.alloc(DType::F32, rows, cols)?;
-            let at_once = (AT_ONCE / row.max(1)).max(1);
-            for first in (0..rows).step_by(at_once) {
-                let end = rows.min(first + at_once);
-                self.gpu
-                    .write(Cuda::address(&data) + (first * row) as u64, &bytes[first * row..end * row])?;
-                release(first..end);
-            }
-            return Ok(Weight::Dense(data));
+            return Ok(Weight::Dense(self.alloc(DType::F32, count * rows, cols)?));
         }
-        let panels = rows.div_ceil(PANEL);
-        let data = self.alloc(DType::U32, panels, panel / 4)?;
+        let data = self.alloc(DType::U32, count * rows.div_ceil(PANEL), layout.panel(cols) / 4)?;
+        Ok(Weight::Blocks { data, format, rows, cols })
+    }
+
+    /// Packs a weight to where there is room for it.
+    fn pack_into(&self, weight: &HostWeight<'_>, to: &Weight<Cuda>) -> Result<()> {
+        let HostWeight { format, rows, cols, bytes, release, .. } = *weight;
+        let (layout, row) = (Layout::of(format), bytes.len() / rows.max(1));
+        let data = match to {
+            Weight::Dense(data) => {
+                let at_once = (AT_ONCE / row.max(1)).max(1);
+                for first in (0..rows).step_by(at_once) {
+                    let end = rows.min(first + at_once);
+                    self.gpu
+                        .write(Cuda::address(data) + (first * row) as u64, &bytes[first * row..end * row])?;
+                    release(first..end);
+                }
+                return Ok(());
+            }
+            Weight::Blocks { data, .. } => data,
+        };
+        let (panel, panels) = (layout.panel(cols), rows.div_ceil(PANEL));
         let at_once = (AT_ONCE / panel.max(1)).clamp(1, panels.max(1));
         let mut packed = vec![0; at_once * (panel / 4)];
         for first in (0..panels).step_by(at_once) {
@@ -456,15 +478,20 @@ impl Cuda {
             let packed = &mut packed[..(end - first) * (panel / 4)];
             layout.pack_panels(format, (&bytes[first * PANEL * row..], row), cols, packed);
             let some = bytemuck::cast_slice(packed);
-            self.gpu.write(Cuda::address(&data) + (first * panel) as u64, some)?;
+            self.gpu.write(Cuda::address(data) + (first * panel) as u64, some)?;
             release(first * PANEL..rows.min(end * PANEL));
         }
-        Ok(Weight::Blocks { data, format, rows, cols })
+        Ok(())
     }
 }
 
 /// A weight as the struct `Weights` of `kernels/weights.cuh`.
 pub(crate) fn arg(args: Args, w: &Weight<Cuda>) -> Args {
+    arg_of_rows(args, w, w.rows())
+}
+
+/// The same of the first rows of it.
+pub(crate) fn arg_of_rows(args: Args, w: &Weight<Cuda>, rows: usize) -> Args {
     let (layout, data) = match w {
         Weight::Dense(t) => (Layout::rows(t.dtype()), t),
         Weight::Blocks { data, format, .. } => (Layout::of(*format), data),
@@ -473,7 +500,7 @@ pub(crate) fn arg(args: Args, w: &Weight<Cuda>) -> Args {
     let args = args
         .pointer(data)
         .wide((data.stride() * data.dtype().size()) as u64)
-        .word(w.rows())
+        .word(rows)
         .word(w.cols())
         .word(layout.stored as usize)
         .word(layout.bits)

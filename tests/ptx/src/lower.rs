@@ -114,8 +114,10 @@ impl<'a> Lowering<'a> {
                 Ok(to)
             }
             Operand::Symbol(name) if kind != Kind::Predicate => {
-                let place =
-                    self.shared.get(name).ok_or_else(|| self.error(format!("nothing is called {name}")))?;
+                // Of a parameter it is the place among all of them.
+                let parameter = self.entry.params.iter().find(|(n, _)| n == name).map(|(_, place)| place);
+                let place = self.shared.get(name).or(parameter);
+                let place = place.ok_or_else(|| self.error(format!("nothing is called {name}")))?;
                 self.constant(place.start as u64, kind)
             }
             Operand::Special(name) if kind == Kind::Word => self.special(name),

@@ -100,6 +100,10 @@ fn whole_numbers_are_as_the_manual_says() {
             |a, b, _| u32::from(a > 5 && b < 40),
         ),
         (
+            "mov.b64 %rd6, out;\nld.param.u64 %rd7, [%rd6];\nsub.s64 %rd7, %rd7, %rd2;\ncvt.u32.u64 %r4, %rd7;",
+            |_, _, _| 0,
+        ),
+        (
             "mov.u32 %r4, 3;\nsetp.eq.u32 %p1, %r1, 0;\n@!%p1 mov.u32 %r4, 4;",
             |a, _, _| if a == 0 { 3 } else { 4 },
         ),

@@ -31,6 +31,13 @@ pub(crate) struct Entry {
     pub shared: u32,
 }
 
+/// The module of other kernels for the weights that `products` is a module for: both are named after the form of the weights.
+pub(crate) fn of_form(what: &str, products: &str) -> Option<&'static str> {
+    let (_, form) = products.split_once('_')?;
+    let is_it = |module: &&Module| module.name.split_once('_') == Some((what, form));
+    table::MODULES.iter().find(is_it).map(|module| module.name)
+}
+
 impl Kernel {
     fn module(&self) -> Option<&'static Module> {
         table::MODULES.iter().find(|module| module.name == self.module)

@@ -14,6 +14,16 @@ pub(crate) const MODULES: &[Module] = &[
     Module { name: "cache", entries: &[Entry { name: "kv_write", parameters: 120, threads: 32, shared: 0 }] },
     Module { name: "embed", entries: &[Entry { name: "embed", parameters: 112, threads: 256, shared: 0 }] },
     Module {
+        name: "experts",
+        ptx: include_str!("../../ptx/experts.ptx"),
+        entries: &[
+            Entry { name: "experts_of_rows", parameters: 72, threads: 256, shared: 0 },
+            Entry { name: "rows_of_experts", parameters: 80, threads: 256, shared: 12352 },
+            Entry { name: "round_slots", parameters: 84, threads: 256, shared: 0 },
+            Entry { name: "sum_of_experts", parameters: 100, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
         name: "linear",
         entries: &[
             Entry { name: "linear_1", parameters: 160, threads: 256, shared: 2048 },
@@ -239,6 +249,174 @@ pub(crate) const MODULES: &[Module] = &[
         entries: &[
             Entry { name: "topk", parameters: 76, threads: 1024, shared: 9232 },
             Entry { name: "tail_sum", parameters: 120, threads: 1024, shared: 128 },
+        ],
+    },
+    Module {
+        name: "stacked",
+        ptx: include_str!("../../ptx/stacked.ptx"),
+        entries: &[
+            Entry { name: "stacked_1", parameters: 288, threads: 256, shared: 2060 },
+            Entry { name: "stacked_8", parameters: 288, threads: 256, shared: 16480 },
+        ],
+    },
+    Module {
+        name: "stacked_1_halves",
+        ptx: include_str!("../../ptx/stacked_1_halves.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_2_halves",
+        ptx: include_str!("../../ptx/stacked_2_halves.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_2_nibbles_min",
+        ptx: include_str!("../../ptx/stacked_2_nibbles_min.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_2_whole",
+        ptx: include_str!("../../ptx/stacked_2_whole.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_3_bytes",
+        ptx: include_str!("../../ptx/stacked_3_bytes.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_3_table_bytes",
+        ptx: include_str!("../../ptx/stacked_3_table_bytes.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_4_bytes_min",
+        ptx: include_str!("../../ptx/stacked_4_bytes_min.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_4_halves",
+        ptx: include_str!("../../ptx/stacked_4_halves.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_4_halves_min",
+        ptx: include_str!("../../ptx/stacked_4_halves_min.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_4_halves_zero",
+        ptx: include_str!("../../ptx/stacked_4_halves_zero.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_4_table_bytes",
+        ptx: include_str!("../../ptx/stacked_4_table_bytes.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_4_table_eighths",
+        ptx: include_str!("../../ptx/stacked_4_table_eighths.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_4_table_exponents",
+        ptx: include_str!("../../ptx/stacked_4_table_exponents.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_4_table_halves",
+        ptx: include_str!("../../ptx/stacked_4_table_halves.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_5_bytes_min",
+        ptx: include_str!("../../ptx/stacked_5_bytes_min.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_5_halves",
+        ptx: include_str!("../../ptx/stacked_5_halves.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_5_halves_min",
+        ptx: include_str!("../../ptx/stacked_5_halves_min.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_6_bytes",
+        ptx: include_str!("../../ptx/stacked_6_bytes.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_8_halves",
+        ptx: include_str!("../../ptx/stacked_8_halves.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
+        ],
+    },
+    Module {
+        name: "stacked_8_singles",
+        ptx: include_str!("../../ptx/stacked_8_singles.ptx"),
+        entries: &[
+            Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
+            Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
         ],
     },
 ];

@@ -1,10 +1,12 @@
 //! Kernel launches of each op. The kernels are in `kernels`, in files of the same names.
 
 mod attention;
+pub(crate) mod experts;
 mod linear;
 mod products;
 mod recurrent;
 mod rowwise;
 mod select;
+mod stacked;
 
 pub(crate) use attention::BUSY;

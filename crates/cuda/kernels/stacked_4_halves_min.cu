@@ -1,0 +1,5 @@
+// Codes of 4 bits, with a scale and a minimum for 32 of them.
+#include "stacked_products.cuh"
+
+using Those = Form<4, PLAIN, HALVES_MIN, 32>;
+STACKED(Those)

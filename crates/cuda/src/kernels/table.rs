@@ -7,10 +7,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "attention",
         ptx: include_str!("../../ptx/attention.ptx"),
-        entries: &[
-            Entry { name: "attend", parameters: 228, threads: 256, shared: 41728 },
-            Entry { name: "merge_units", parameters: 80, threads: 64, shared: 0 },
-        ],
+        entries: &[Entry { name: "attend", parameters: 232, threads: 256, shared: 41729 }],
     },
     Module {
         name: "cache",
@@ -21,6 +18,11 @@ pub(crate) const MODULES: &[Module] = &[
         name: "embed",
         ptx: include_str!("../../ptx/embed.ptx"),
         entries: &[Entry { name: "embed", parameters: 112, threads: 256, shared: 0 }],
+    },
+    Module {
+        name: "latent_write",
+        ptx: include_str!("../../ptx/latent_write.ptx"),
+        entries: &[Entry { name: "latent_write", parameters: 144, threads: 256, shared: 64 }],
     },
     Module {
         name: "linear",
@@ -239,6 +241,11 @@ pub(crate) const MODULES: &[Module] = &[
         ],
     },
     Module {
+        name: "qkv_prep",
+        ptx: include_str!("../../ptx/qkv_prep.ptx"),
+        entries: &[Entry { name: "qkv_prep", parameters: 232, threads: 256, shared: 32 }],
+    },
+    Module {
         name: "quantize",
         ptx: include_str!("../../ptx/quantize.ptx"),
         entries: &[Entry { name: "quantize", parameters: 52, threads: 256, shared: 0 }],
@@ -246,12 +253,15 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "recurrent",
         ptx: include_str!("../../ptx/recurrent.ptx"),
-        entries: &[Entry { name: "gated_delta", parameters: 184, threads: 128, shared: 2048 }],
+        entries: &[
+            Entry { name: "causal_conv", parameters: 124, threads: 256, shared: 0 },
+            Entry { name: "gated_delta", parameters: 184, threads: 128, shared: 2048 },
+        ],
     },
     Module {
         name: "rope",
         ptx: include_str!("../../ptx/rope.ptx"),
-        entries: &[Entry { name: "rope", parameters: 88, threads: 256, shared: 0 }],
+        entries: &[Entry { name: "rope", parameters: 92, threads: 256, shared: 0 }],
     },
     Module {
         name: "route",
@@ -262,7 +272,8 @@ pub(crate) const MODULES: &[Module] = &[
         name: "rowwise",
         ptx: include_str!("../../ptx/rowwise.ptx"),
         entries: &[
-            Entry { name: "normalize", parameters: 100, threads: 256, shared: 32 },
+            Entry { name: "normalize", parameters: 104, threads: 256, shared: 32 },
+            Entry { name: "normalize_narrow", parameters: 104, threads: 256, shared: 0 },
             Entry { name: "activate", parameters: 76, threads: 256, shared: 0 },
             Entry { name: "eltwise", parameters: 80, threads: 256, shared: 0 },
             Entry { name: "gather_rows", parameters: 56, threads: 256, shared: 0 },

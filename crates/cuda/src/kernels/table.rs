@@ -15,7 +15,6 @@ pub(crate) const MODULES: &[Module] = &[
     Module { name: "embed", entries: &[Entry { name: "embed", parameters: 112, threads: 256, shared: 0 }] },
     Module {
         name: "experts",
-        ptx: include_str!("../../ptx/experts.ptx"),
         entries: &[
             Entry { name: "experts_of_rows", parameters: 72, threads: 256, shared: 0 },
             Entry { name: "rows_of_experts", parameters: 80, threads: 256, shared: 12352 },
@@ -253,7 +252,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked",
-        ptx: include_str!("../../ptx/stacked.ptx"),
         entries: &[
             Entry { name: "stacked_1", parameters: 288, threads: 256, shared: 2060 },
             Entry { name: "stacked_8", parameters: 288, threads: 256, shared: 16480 },
@@ -261,7 +259,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_1_halves",
-        ptx: include_str!("../../ptx/stacked_1_halves.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -269,7 +266,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_2_halves",
-        ptx: include_str!("../../ptx/stacked_2_halves.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -277,7 +273,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_2_nibbles_min",
-        ptx: include_str!("../../ptx/stacked_2_nibbles_min.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -285,7 +280,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_2_whole",
-        ptx: include_str!("../../ptx/stacked_2_whole.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -293,7 +287,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_3_bytes",
-        ptx: include_str!("../../ptx/stacked_3_bytes.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -301,7 +294,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_3_table_bytes",
-        ptx: include_str!("../../ptx/stacked_3_table_bytes.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -309,7 +301,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_4_bytes_min",
-        ptx: include_str!("../../ptx/stacked_4_bytes_min.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -317,7 +308,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_4_halves",
-        ptx: include_str!("../../ptx/stacked_4_halves.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -325,7 +315,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_4_halves_min",
-        ptx: include_str!("../../ptx/stacked_4_halves_min.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -333,7 +322,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_4_halves_zero",
-        ptx: include_str!("../../ptx/stacked_4_halves_zero.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -341,7 +329,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_4_table_bytes",
-        ptx: include_str!("../../ptx/stacked_4_table_bytes.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -349,7 +336,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_4_table_eighths",
-        ptx: include_str!("../../ptx/stacked_4_table_eighths.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -357,7 +343,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_4_table_exponents",
-        ptx: include_str!("../../ptx/stacked_4_table_exponents.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -365,7 +350,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_4_table_halves",
-        ptx: include_str!("../../ptx/stacked_4_table_halves.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -373,7 +357,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_5_bytes_min",
-        ptx: include_str!("../../ptx/stacked_5_bytes_min.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -381,7 +364,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_5_halves",
-        ptx: include_str!("../../ptx/stacked_5_halves.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -389,7 +371,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_5_halves_min",
-        ptx: include_str!("../../ptx/stacked_5_halves_min.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -397,7 +378,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_6_bytes",
-        ptx: include_str!("../../ptx/stacked_6_bytes.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -405,7 +385,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_8_halves",
-        ptx: include_str!("../../ptx/stacked_8_halves.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },
@@ -413,7 +392,6 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "stacked_8_singles",
-        ptx: include_str!("../../ptx/stacked_8_singles.ptx"),
         entries: &[
             Entry { name: "stacked_8", parameters: 316, threads: 256, shared: 0 },
             Entry { name: "stacked_32", parameters: 316, threads: 256, shared: 0 },

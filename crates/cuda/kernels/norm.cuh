@@ -15,6 +15,9 @@ struct Moments {
   float mean, scale;
 };
 
+// One by the root of the mean of squares.
+inline float inverse_deviation(const Norm& norm, float squares) { return 1.0f / sqrtf(squares / norm.width + norm.eps); }
+
 // Computed by a CTA of WIDTH threads, all of which must come here and get the same.
 inline Moments moments_of(const Norm& norm, const float* x) {
   Moments m = {0.0f, 0.0f};
@@ -28,12 +31,17 @@ inline Moments moments_of(const Norm& norm, const float* x) {
     float d = x[i] - m.mean;
     squares = fmaf(d, d, squares);
   }
-  m.scale = 1.0f / sqrtf(cta_sum<WIDTH>(squares) / norm.width + norm.eps);
+  m.scale = inverse_deviation(norm, cta_sum<WIDTH>(squares));
   return m;
+}
+
+// A column of a group, by the weight and the bias of the column; there may be no biases.
+inline float normalized_by(Moments m, float x, float weight, bool has_bias, float bias) {
+  float y = (x - m.mean) * m.scale;
+  return has_bias ? fmaf(y, weight, bias) : y * weight;
 }
 
 // Column `i` of a group.
 inline float normalized(const Norm& norm, Moments m, float x, u32 i) {
-  float y = (x - m.mean) * m.scale;
-  return norm.bias ? fmaf(y, norm.weight[i], norm.bias[i]) : y * norm.weight[i];
+  return normalized_by(m, x, norm.weight[i], norm.bias, norm.bias ? norm.bias[i] : 0.0f);
 }

@@ -1,6 +1,7 @@
 //! Kernel launches of each op. The kernels are in `kernels`, in files of the same names.
 
 mod attention;
+mod layers;
 mod linear;
 mod products;
 mod recurrent;

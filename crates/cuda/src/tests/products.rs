@@ -20,7 +20,7 @@ fn random(seed: u32) -> impl FnMut() -> u32 {
 }
 
 /// Numbers between -1 and 1.
-fn floats(seed: u32, len: usize) -> Vec<f32> {
+pub(super) fn floats(seed: u32, len: usize) -> Vec<f32> {
     let mut next = random(seed);
     (0..len).map(|_| next() as f32 / (1 << 23) as f32 - 1.0).collect()
 }
@@ -38,7 +38,7 @@ fn cpu() -> Option<Cpu> {
 }
 
 /// A weight, its rows in a file, and its inputs.
-struct Case {
+pub(super) struct Case {
     format: Format,
     outputs: usize,
     inputs: usize,
@@ -58,8 +58,15 @@ impl Case {
     }
 
     /// Of a matrix of numbers.
-    fn of_numbers(format: Format, outputs: usize, inputs: usize) -> Case {
+    pub(super) fn of_numbers(format: Format, outputs: usize, inputs: usize) -> Case {
         Case::any(format, outputs, inputs).packed()
+    }
+
+    /// Some of its rows.
+    pub(super) fn rows(&self, rows: std::ops::Range<usize>) -> Case {
+        let width = self.bytes.len() / self.outputs;
+        let bytes = self.bytes[rows.start * width..rows.end * width].to_vec();
+        Case { outputs: rows.len(), bytes, ..*self }
     }
 
     fn packed(mut self) -> Case {
@@ -68,13 +75,13 @@ impl Case {
         self
     }
 
-    fn layer<B: Backend>(&self, b: &B) -> LinearWeights<B> {
+    pub(super) fn layer<B: Backend>(&self, b: &B) -> LinearWeights<B> {
         let weight = HostWeight::new(self.format, self.outputs, self.inputs, &self.bytes);
         LinearWeights::new(b.prepare(weight).unwrap(), None)
     }
 }
 
-fn same(got: &[f32], want: &[f32], what: impl Fn() -> String) {
+pub(super) fn same(got: &[f32], want: &[f32], what: impl Fn() -> String) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();

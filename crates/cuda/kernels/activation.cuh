@@ -2,7 +2,7 @@
 #pragma once
 #include "common.cuh"
 
-enum Activation { SILU, GELU, GELU_TANH, RELU2, RELU, QUICK_GELU, CLAMPED };
+enum Activation { SILU, GELU, GELU_TANH, RELU2, RELU, QUICK_GELU, CLAMPED, NO_ACTIVATION };
 
 static constexpr float SLOPE = 1.702f;
 static constexpr float LIMIT = 7.0f;

@@ -8,7 +8,6 @@
 
 // As in `MAX_EXPERTS`.
 static constexpr u32 MAX_EXPERTS = 1024;
-static constexpr u32 WARPS = WIDTH / 32;
 // Pairs that are looked through at a time.
 static constexpr u32 STAGED = 1024;
 // Experts that a thread adds up.

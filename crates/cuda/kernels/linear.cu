@@ -3,15 +3,11 @@
 // The sum over the inputs is cut into 8 strands of whole segments of 32. Within a strand every fourth input goes to the same of
 // four sums; the four are added, then the strands in order. That does not depend on how many rows there are, nor on which
 // kernel computes them.
-#include "weights.cuh"
+#include "layers.cuh"
 
 constexpr u32 STRANDS = 8;
 constexpr u32 SEGMENT = 32;
 constexpr u32 OUTPUTS = 32;
-
-struct alignas(16) Four {
-  float x, y, z, w;
-};
 
 // cap * tanh(scale * y / cap) + residual, or scale * y + residual.
 inline float epilogue(float y, float scale, float cap, float residual) {
@@ -19,63 +15,94 @@ inline float epilogue(float y, float scale, float cap, float residual) {
   return fmaf(y, scale, residual);
 }
 
-// A CTA has 32 outputs and ROWS rows of x. A lane has one of the outputs, for all of the rows, and a warp one of the strands.
-// It keeps its segment of the rows in shared memory, padded with zeros, so that x may lie anywhere.
-template <u32 ROWS>
-inline void multiply(const Matrix<const float>& x, const Weights& w, const float* bias, const Matrix<const float>& residual,
-                     const Matrix<float>& out, float scale, float cap) {
+// A CTA has 32 outputs, or as many of a block's gate and of its up, and ROWS rows of x. A lane has one of the outputs, for all of
+// the rows, and a warp one of the strands. It keeps its segment of the rows in shared memory, padded with zeros, so that x may
+// lie anywhere.
+template <u32 ROWS> inline void multiply(const Layers& layers, const Inputs& x, const Finish& finish) {
   __shared__ Four inputs[STRANDS][ROWS][SEGMENT / 4];
   __shared__ float sums[STRANDS][ROWS][OUTPUTS];
+  __shared__ MomentsOfRows<ROWS> moments;
+  __shared__ Row from[ROWS];
   u32 lane = threadIdx.x % 32, strand = threadIdx.x / 32;
-  u32 output = OUTPUTS * blockIdx.x + lane, first = ROWS * blockIdx.y;
-  u64 segments = (w.cols + SEGMENT - 1) / SEGMENT;
+  u32 group = blockIdx.x, first = ROWS * blockIdx.y, rows = finish.out.rows, row = first + strand;
+  if (threadIdx.x < ROWS) {
+    from[threadIdx.x] = x.row(first + threadIdx.x, rows);
+    moments.of[threadIdx.x] = {0.0f, 0.0f};
+  }
+  __syncthreads();
+  if (x.norm.weight) moments_of_rows(x, first, rows, moments);
+  Weights w = layers.form;
+  Part part = part_of(layers, OUTPUTS, group);
+  u32 output = OUTPUTS * group + lane;
+  u32 segments = (w.cols + SEGMENT - 1) / SEGMENT;
   u32 begin = strand * segments / STRANDS, end = (strand + 1) * segments / STRANDS;
-  Four four[ROWS];
-#pragma unroll
-  for (u32 i = 0; i < ROWS; i++) four[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-  for (u32 segment = begin; segment < end; segment++) {
-    u32 k = SEGMENT * segment + lane;
-    // All lanes are done with the segment before.
-    __syncwarp();
-#pragma unroll
-    for (u32 i = 0; i < ROWS; i++) {
-      bool there = first + i < x.rows && k < x.cols;
-      ((float*)inputs[strand][i])[lane] = there ? x.row(first + i)[k] : 0.0f;
-    }
-    __syncwarp();
+  float gate = 0.0f;
 #pragma unroll 1
-    for (u32 e = 0; e < SEGMENT / 8; e++) {
-      float v[8];
-      eight(w, output, SEGMENT / 8 * segment + e, v);
+  for (u32 turn = 0;; turn++) {
+    if (turn > 0) part = layers.parts[1];
+    w.at = weight_of(layers, part);
+    w.rows = part.rows;
+    Four four[ROWS];
+#pragma unroll
+    for (u32 i = 0; i < ROWS; i++) four[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (u32 segment = begin; segment < end; segment++) {
+      u32 k = SEGMENT * segment + lane;
+      bool is_input = k < w.cols;
+      float weight = x.norm.weight && is_input ? x.norm.weight[k] : 0.0f;
+      float bias = x.norm.bias && is_input ? x.norm.bias[k] : 0.0f;
+      // All lanes are done with the segment before.
+      __syncwarp();
 #pragma unroll
       for (u32 i = 0; i < ROWS; i++) {
-        Four a = inputs[strand][i][2 * e], b = inputs[strand][i][2 * e + 1];
-        four[i].x = fmaf(v[4], b.x, fmaf(v[0], a.x, four[i].x));
-        four[i].y = fmaf(v[5], b.y, fmaf(v[1], a.y, four[i].y));
-        four[i].z = fmaf(v[6], b.z, fmaf(v[2], a.z, four[i].z));
-        four[i].w = fmaf(v[7], b.w, fmaf(v[3], a.w, four[i].w));
+        float value = is_input && from[i].is_there ? x.at(from[i])[k] : 0.0f;
+        if (x.norm.weight && is_input && first + i < rows) {
+          value = normalized_by(moments.of[i], value, weight, x.norm.bias, bias);
+        }
+        ((float*)inputs[strand][i])[lane] = value;
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (u32 e = 0; e < SEGMENT / 8; e++) {
+        float v[8];
+        eight(w, output, SEGMENT / 8 * segment + e, v);
+#pragma unroll
+        for (u32 i = 0; i < ROWS; i++) {
+          Four a = inputs[strand][i][2 * e], b = inputs[strand][i][2 * e + 1];
+          four[i].x = fmaf(v[4], b.x, fmaf(v[0], a.x, four[i].x));
+          four[i].y = fmaf(v[5], b.y, fmaf(v[1], a.y, four[i].y));
+          four[i].z = fmaf(v[6], b.z, fmaf(v[2], a.z, four[i].z));
+          four[i].w = fmaf(v[7], b.w, fmaf(v[3], a.w, four[i].w));
+        }
       }
     }
+#pragma unroll
+    for (u32 i = 0; i < ROWS; i++) sums[strand][i][lane] = (four[i].x + four[i].y) + (four[i].z + four[i].w);
+    __syncthreads();
+    // The warps are the rows now.
+    float y = 0.0f;
+    if (strand < ROWS && row < rows && output < part.rows) {
+#pragma unroll
+      for (u32 s = 0; s < STRANDS; s++) y += sums[s][strand][lane];
+      y = with_bias(part, output, y);
+    }
+    if (turn > 0 || !layers.is_gated) {
+      if (strand >= ROWS || row >= rows || output >= part.rows) return;
+      float residual = finish.residual.at ? finish.residual.row(row)[output] : 0.0f;
+      y = epilogue(y, finish.scale, finish.cap, residual);
+      if (layers.act != NO_ACTIVATION) y = activated(layers, layers.is_gated ? gate : y, y);
+      finish.out.row(row)[part.column + output] = y;
+      return;
+    }
+    gate = epilogue(y, finish.scale, finish.cap, 0.0f);
+    __syncthreads();
   }
-#pragma unroll
-  for (u32 i = 0; i < ROWS; i++) sums[strand][i][lane] = (four[i].x + four[i].y) + (four[i].z + four[i].w);
-  __syncthreads();
-  // The warps are the rows now.
-  u32 row = first + strand;
-  if (strand >= ROWS || row >= out.rows || output >= out.cols) return;
-  float y = 0.0f;
-#pragma unroll
-  for (u32 s = 0; s < STRANDS; s++) y += sums[s][strand][lane];
-  if (bias) y += bias[output];
-  out.row(row)[output] = epilogue(y, scale, cap, residual.at ? residual.row(row)[output] : 0.0f);
 }
 
-KERNEL(WIDTH) linear_1(Matrix<const float> x, Weights w, const float* bias, Matrix<const float> residual, Matrix<float> out,
-                       float scale, float cap) {
-  multiply<1>(x, w, bias, residual, out, scale, cap);
-}
+// Left to itself the compiler takes few registers and spills a few more.
+#define LINEAR(rows)                                                                                             \
+  extern "C" __global__ void __launch_bounds__(WIDTH, 2) linear_##rows(Layers layers, Inputs x, Finish finish) { \
+    multiply<rows>(layers, x, finish);                                                                           \
+  }
 
-KERNEL(WIDTH) linear_8(Matrix<const float> x, Weights w, const float* bias, Matrix<const float> residual, Matrix<float> out,
-                       float scale, float cap) {
-  multiply<8>(x, w, bias, residual, out, scale, cap);
-}
+LINEAR(1)
+LINEAR(8)

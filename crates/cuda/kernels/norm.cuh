@@ -20,6 +20,9 @@ struct Moments {
   float mean, scale;
 };
 
+// One by the root of the mean of squares.
+inline float inverse_deviation(const Norm& norm, float squares) { return 1.0f / sqrtf(squares / norm.width + norm.eps); }
+
 // `sum_of(part)` adds the `part(i)` of WIDTH strands: sums of every WIDTH'th column from `i` on.
 template <typename Sum> inline Moments moments_by(const Norm& norm, const float* x, Sum sum_of) {
   Moments m = {0.0f, 0.0f};
@@ -37,7 +40,7 @@ template <typename Sum> inline Moments moments_by(const Norm& norm, const float*
     return sum;
   };
   if (norm.is_centred) m.mean = sum_of(numbers) / norm.width;
-  m.scale = 1.0f / sqrtf(sum_of(squares) / norm.width + norm.eps);
+  m.scale = inverse_deviation(norm, sum_of(squares));
   return m;
 }
 
@@ -57,8 +60,13 @@ inline Moments moments_of_warp(const Norm& norm, const float* x) {
   });
 }
 
+// A column of a group, by the weight and the bias of the column; there may be no biases.
+inline float normalized_by(Moments m, float x, float weight, bool has_bias, float bias) {
+  float y = (x - m.mean) * m.scale;
+  return has_bias ? fmaf(y, weight, bias) : y * weight;
+}
+
 // Column `i` of a group.
 inline float normalized(const Norm& norm, Moments m, float x, u32 i) {
-  float y = (x - m.mean) * m.scale;
-  return norm.bias ? fmaf(y, norm.weight[i], norm.bias[i]) : y * norm.weight[i];
+  return normalized_by(m, x, norm.weight[i], norm.bias, norm.bias ? norm.bias[i] : 0.0f);
 }

@@ -1,405 +1,232 @@
-// Products of rows of x, rounded to 8 bits, with weights in planes, by tensor cores: whole numbers, which add up exactly in any
-// order, and the roundings of the CPU backend, one by one. So a result has the bits that it has on a CPU, however many rows
-// there are and whatever else is computed beside it.
-//
-// A chunk is 256 inputs. Of each row of x it has
-// - 256 codes: of each two steps (64 inputs) 4 words for each of the lanes l % 4, which `mma` takes: of either step those of inputs
-//   4 * (l % 4) and of inputs 16 + 4 * (l % 4), four a word;
-// - sums of each 16 codes, which are 128 * high + low: 16 bytes low, 16 bytes high; and of each 32, as 8 floats;
-// - a scale.
-//
-// A chunk of a panel is summed as its format says:
-// - runs with scales of their own: f = fma(sum, scale, f), run by run of at most 32 inputs; with minimums f = fma(min, sum of x, f)
-//   after each;
-// - runs that are whole multiples of one scale: all products of the chunk are one whole number, which is scaled once.
-// Then y = fma(of the chunk, scale of x, y), chunk by chunk.
+// Products of rows of x, rounded to 8 bits, with weights in planes: chunks of them by tensor cores (`chunk.cuh`), added up in
+// order. So a result has the bits that it has on a CPU, however many rows there are and whatever else is computed beside it.
 #pragma once
-#include "weights.cuh"
+#include "rounding.cuh"
 
-constexpr u32 SUMS = 64;              // bytes of the sums of a chunk of a row
-constexpr float ROUNDER = 12582912.0f;  // 1.5 * 2^23: to which a number below 2^22 is added as an integer is to its bits
-constexpr i32 ROUNDER_BITS = 0x4b400000;
+constexpr u32 ROW = 20;         // room for PANEL outputs of a row of x in shared memory: the lanes of a warp use other banks each
+constexpr u32 FEW = 8;          // rows of x that a kernel rounds itself, at most
+constexpr u32 MOST_PANELS = 4;  // panels of a CTA that does, at most
 
-// What the codes of a form become before they are multiplied.
-enum Codes8 {
-  // As they are: signed bytes, or numbers below 128 with minimums.
-  PLAIN,
-  // The bias is in the middle: shifted to the upper end of a byte, which is signed, so that values are 2^(8 - bits) times as large.
-  CENTRED,
-  // Less the bias.
-  BIASED,
-  // Less the zero point of a row.
-  ZEROED,
-  // Looked up among 8 or 16 values.
-  OF_8,
-  OF_16
-};
-
-// How weights of some formats are multiplied. Codes have BITS bits, from bit LOW on (below it they are zeros); RUN is how many
-// inputs are summed before a factor: 16, 32, or all 256.
-template <u32 BITS_, Codes8 CODES_, Scales SCALES_, u32 RUN_, u32 LOW_ = 0> struct Form {
-  // Enumerators, and not members, which would lie in memory.
-  enum : u32 {
-    BITS = BITS_,
-    CODES = CODES_,
-    SCALES = SCALES_,
-    RUN = RUN_,
-    LOW = LOW_,
-    HAS_FACTORS = SCALES_ == BYTES || SCALES_ == BYTES_MIN || SCALES_ == NIBBLES_MIN,
-    IS_WHOLE = HAS_FACTORS || RUN_ == CHUNK,
-    HAS_MINS = SCALES_ == HALVES_MIN || SCALES_ == BYTES_MIN || SCALES_ == NIBBLES_MIN,
-    // Places by which codes are shifted up.
-    UP = CODES_ == CENTRED ? 8 - BITS_ : LOW_,
-    // Widths of the planes: the wider one, and that of the rest.
-    WIDE = BITS_ - LOW_ == 3 ? 2 : BITS_ - LOW_ == 5 || BITS_ - LOW_ == 6 ? 4 : BITS_ - LOW_,
-    REST = BITS_ - LOW_ - WIDE
-  };
-  // What a product is multiplied with for the shift.
-  static inline float less() { return CODES_ == CENTRED ? 1.0f / (1u << UP) : 1.0f; }
-};
-
-struct alignas(16) Words {
-  u32 at[4];
-};
-struct alignas(8) Two {
-  float x, y;
-};
-
-// Inputs of products.
+// Rows of x, rounded.
 struct Rounded {
   const u8* codes;
   const u8* sums;
   const float* scales;
 };
 
-inline u32 permuted(u32 a, u32 b, u32 by) {
-  u32 y;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(by));
-  return y;
+// Stores an output: what `finish` or an activation makes of it. `up` is that of the block's up, if it is gated.
+inline void store(const Layers& layers, const Finish& finish, const Part& part, u32 row, u32 output, float y, float up) {
+  y = with_bias(part, output, y);
+  y = layers.act == NO_ACTIVATION ? finished(finish, row, output, y) : activated(layers, y, up);
+  finish.out.row(row)[part.column + output] = y;
 }
 
-// c += a * b, of 16 rows of weights and 8 of x.
-inline void mma(i32 (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// a - b, byte by byte, of bytes from -128 to 127 whose difference is such.
-inline u32 bytes_less(u32 a, u32 b) { return ((a | 0x80808080) - b) ^ 0x80808080; }
-
-// The values of four codes, a byte each.
-template <bool OF_EIGHT> inline u32 looked_up(const Weights& w, u32 codes) {
-  u32 pairs = codes | codes >> 4, four = permuted(pairs, 0, 0x4420);
-  if (OF_EIGHT) return permuted(w.values[0], w.values[1], four);
-  u32 place = four & 0x7777;
-  u32 low = permuted(w.values[0], w.values[1], place), high = permuted(w.values[2], w.values[3], place);
-  return permuted(low, high, (four >> 1 & 0x4444) | 0x3210);
-}
-
-// The groups of a plane that have two steps, of `steps` in the chunk, from step `first` on. What the chunk lacks is zeros.
-template <u32 WIDTH_> struct Plane {
-  enum : u32 { GROUPS = WIDTH_ == 8 ? 2 : 1 };
-  Words words[GROUPS];
-
-  inline void load(const u8* at, u32 first, u32 steps, u32 lane) {
-#pragma unroll
-    for (u32 i = 0; i < GROUPS; i++) {
-      u32 group = first * WIDTH_ / 8 + i;
-      words[i] = {0, 0, 0, 0};
-      if (8 * group < steps * WIDTH_) words[i] = ((const Words*)at)[32 * group + lane];
-    }
-  }
-
-  // Those of the first step or the other, moved to bit `to` of each byte.
-  inline u32 bits(u32 first, u32 odd, u32 j, u32 to) const {
-    u32 word = words[odd * WIDTH_ / 8].at[j], mask = ((1u << WIDTH_) - 1) * 0x01010101 << to;
-    if (WIDTH_ == 8) return word;
-    if (WIDTH_ == 4) return (4 * odd > to ? word >> (4 * odd - to) : word << (to - 4 * odd)) & mask;
-    // How far they are to be moved depends on the step.
-    return (word >> first * WIDTH_ % 8 >> odd * WIDTH_) << to & mask;
-  }
-};
-template <> struct Plane<0> {
-  inline void load(const u8*, u32, u32, u32) {}
-  inline u32 bits(u32, u32, u32, u32) const { return 0; }
-};
-
-// The codes of two steps.
-template <class F> struct TwoSteps {
-  Plane<F::WIDE> wide;
-  Plane<F::REST> rest;
-
-  // Bytes of the codes of a chunk.
-  static inline u32 bytes(u32 steps) { return ((steps * F::WIDE + 7) / 8 + (steps * F::REST + 7) / 8) * 512; }
-
-  inline void load(const u8* chunk, u32 first, u32 steps, u32 lane) {
-    wide.load(chunk, first, steps, lane);
-    rest.load(chunk + (steps * F::WIDE + 7) / 8 * 512, first, steps, lane);
-  }
-
-  // Word `j` of what `mma` takes. `less` has in each byte what is subtracted.
-  inline u32 word(const Weights& w, u32 first, u32 odd, u32 j, u32 less) const {
-    u32 codes = wide.bits(first, odd, j, F::UP) | rest.bits(first, odd, j, F::UP + F::WIDE);
-    switch (F::CODES) {
-      case CENTRED: return codes ^ 0x80808080;
-      case BIASED:
-      case ZEROED: return bytes_less(codes, less);
-      case OF_8:
-      case OF_16: return looked_up<F::CODES == OF_8>(w, codes);
-      default: return codes;
-    }
-  }
-};
-
-// Scales of runs that have scales of their own; `at` is behind the codes.
-template <class F> inline float run_scale(const Weights& w, const u8* at, u32 place, u32 run, u32 runs) {
-  if (run >= runs) return 0.0f;
-  u32 i = place * runs + run;
-  switch (F::SCALES) {
-    case EXPONENTS: return power_of(at[i]);
-    case EIGHTHS: return eighth_to_float(at[i]) * w.unit;
-    default: return half_at(at, i) * F::less();
-  }
-}
-
-// Factors of the runs of a row, a byte each: they are 16 or, of runs of 32, 8.
-template <class F> inline Words factors_of(const u8* at, u32 place) {
-  Words words = {0, 0, 0, 0};
-  const u8* row = at + PANEL * (F::SCALES == BYTES ? 2 : 4) + CHUNK / F::RUN * place;
-  if (F::RUN == 16) {
-    words = *(const Words*)row;
-  } else {
-    words.at[0] = ((const u32*)row)[0];
-    words.at[1] = ((const u32*)row)[1];
-  }
-  return words;
-}
-
-// That of one of the runs of the next two steps.
-template <class F> inline i32 factor(const Words& words, u32 run) {
-  u32 byte = words.at[0] >> 8 * run;
-  switch (F::SCALES) {
-    case BYTES: return (i32)(i8)byte;
-    case NIBBLES_MIN: return (i32)(byte & 15);
-    default: return (i32)(byte & 255);
-  }
-}
-
-// Those after the next two steps.
-template <class F> inline Words factors_after(const Words& words) {
-  const u32(&at)[4] = words.at;
-  if (F::RUN == 16) return {at[1], at[2], at[3], 0};
-  return {at[0] >> 16 | at[1] << 16, at[1] >> 16, 0, 0};
-}
-
-// Minimums of four sums of 16 inputs of a row, from sum 4 * q on.
-template <class F> inline u32 mins_of(const u8* at, u32 place, u32 q) {
-  if (F::SCALES == NIBBLES_MIN) return ((const u32*)(at + 4 * PANEL + 16 * place))[q] >> 4 & 0x0f0f0f0f;
-  u32 two = ((const u16*)(at + (4 + 8) * PANEL + 8 * place))[q];
-  return permuted(two, 0, 0x1100);
-}
-
-// Where a lane finds x: codes of the row that it has of the first tile, and sums of the two rows whose products it has; `tile` is
-// the distance of the next tile, in chunks.
-struct Place {
-  const Words* codes;
-  const u8* sums;
-  const u8* products_of[2];
-  u64 tile;
-};
-
-// Products of a chunk of a panel with 8 * TILES rows of x, whose scales are still to be multiplied. A lane has those of rows
-// lane / 4 and lane / 4 + 8 of the weight with rows 2 * (lane % 4) and the next one of each 8 of x.
+// A CTA has a panel, or two of a block's gate and up, and 8 * TILES rows of x, from `first` on. Its warps take chunks in turn, up
+// to `kept` of them at a time, whose sums lie in shared memory until they are added up in order.
 template <class F, u32 TILES>
-inline void multiply_chunk(const Weights& w, const u8* chunk, u32 inputs, const Place& x, float (&f)[TILES][4]) {
-  // Runs of 16 inputs are halves of what `mma` takes, of which the other is zeros.
-  constexpr u32 HALVES_OF_STEP = F::RUN == 16 ? 2 : 1;
-  u32 lane = threadIdx.x % 32, q = lane % 4, place = lane / 4 * 2;
-  u32 steps = F::IS_WHOLE ? CHUNK / STEP : (inputs + STEP - 1) / STEP;
-  u32 runs = F::IS_WHOLE ? CHUNK / F::RUN : (inputs + (1u << w.run) - 1) >> w.run;
-  const u8* scales = chunk + TwoSteps<F>::bytes(steps);
-  i32 all[TILES][4];
-#pragma unroll
-  for (u32 t = 0; t < TILES; t++) {
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-      f[t][i] = 0.0f;
-      all[t][i] = 0;
-    }
-  }
-  Words factors[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-  if (F::HAS_FACTORS) {
-    factors[0] = factors_of<F>(scales, place);
-    factors[1] = factors_of<F>(scales, place + 1);
-  }
-#pragma unroll(TILES <= 2 ? 4 : 1)
-  for (u32 first = 0; first < CHUNK / STEP; first += 2) {
-    TwoSteps<F> codes;
-    codes.load(chunk, first, steps, lane);
-    u32 a[2][4];
-    float by[2][HALVES_OF_STEP][2], min[2][2];
-#pragma unroll
-    for (u32 odd = 0; odd < 2; odd++) {
-      u32 less[2] = {w.bias * 0x01010101, w.bias * 0x01010101};
-      if (!F::IS_WHOLE) {
-        u32 run = STEP * (first + odd) >> w.run;
-#pragma unroll
-        for (u32 r = 0; r < 2; r++) {
-          u32 i = (place + r) * runs + run, all_runs = PANEL * runs;
-#pragma unroll
-          for (u32 h = 0; h < HALVES_OF_STEP; h++) by[odd][h][r] = run_scale<F>(w, scales, place + r, run + h, runs);
-          min[odd][r] = F::HAS_MINS && run < runs ? half_at(scales, all_runs + i) : 0.0f;
-          if (F::CODES == ZEROED) less[r] = run < runs ? scales[2 * all_runs + i] * 0x01010101u : 0;
-        }
-      }
-#pragma unroll
-      for (u32 j = 0; j < 4; j++) a[odd][j] = codes.word(w, first, odd, j, less[j % 2]);
-    }
-#pragma unroll
-    for (u32 t = 0; t < TILES; t++) {
-      Words b = x.codes[CHUNK / 16 * t * x.tile + 2 * first + q];
-      // Sums of x of both steps.
-      Two of_x[2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
-      if (F::HAS_MINS && !F::IS_WHOLE) {
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) of_x[i] = ((const Two*)(x.products_of[i] + SUMS * t * x.tile + CHUNK / 8))[first / 2];
-      }
-#pragma unroll
-      for (u32 odd = 0; odd < 2; odd++) {
-#pragma unroll
-        for (u32 h = 0; h < HALVES_OF_STEP; h++) {
-          bool lower = HALVES_OF_STEP == 1 || h == 0, upper = HALVES_OF_STEP == 1 || h == 1;
-          u32 a0 = lower ? a[odd][0] : 0, a1 = lower ? a[odd][1] : 0;
-          u32 a2 = upper ? a[odd][2] : 0, a3 = upper ? a[odd][3] : 0;
-          u32 b0 = b.at[2 * odd], b1 = b.at[2 * odd + 1];
-          if (F::RUN == CHUNK) {
-            mma(all[t], a0, a1, a2, a3, b0, b1);
-          } else if (F::HAS_FACTORS) {
-            i32 c[4] = {0, 0, 0, 0};
-            mma(c, a0, a1, a2, a3, b0, b1);
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) all[t][i] += c[i] * factor<F>(factors[i / 2], HALVES_OF_STEP * odd + h);
-          } else {
-            // Sums are below 2^22: as bits of a float they are added to ROUNDER, which is subtracted exactly.
-            i32 c[4] = {ROUNDER_BITS, ROUNDER_BITS, ROUNDER_BITS, ROUNDER_BITS};
-            mma(c, a0, a1, a2, a3, b0, b1);
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-              f[t][i] = fmaf(float_of((u32)c[i]) - ROUNDER, by[odd][h][i / 2], f[t][i]);
-              if (F::HAS_MINS) f[t][i] = fmaf(min[odd][i / 2], odd ? of_x[i % 2].y : of_x[i % 2].x, f[t][i]);
-            }
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (u32 r = 0; r < 2; r++) factors[r] = factors_after<F>(factors[r]);
-  }
-  if (!F::IS_WHOLE) return;
-  float d[2], of_mins[2];
-  u32 mins[2] = {0, 0};
-#pragma unroll
-  for (u32 r = 0; r < 2; r++) {
-    d[r] = (F::SCALES == SINGLES ? ((const float*)scales)[place + r] : half_at(scales, place + r) * w.unit) * F::less();
-    of_mins[r] = F::HAS_MINS ? -half_at(scales, PANEL + place + r) : 0.0f;
-    if (F::HAS_MINS) mins[r] = mins_of<F>(scales, place + r, q);
-  }
-#pragma unroll
-  for (u32 t = 0; t < TILES; t++) {
-    i32 low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
-    if (F::HAS_MINS) {
-      const u32* sums = (const u32*)(x.sums + SUMS * t * x.tile);
-      mma(low, mins[0], mins[1], 0, 0, sums[q], 0);
-      mma(high, mins[0], mins[1], 0, 0, sums[4 + q], 0);
-    }
-#pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-      float products = (float)all[t][i];
-      if (F::HAS_MINS) {
-        float of_min = __fmul_rn((float)(low[i] + 128 * high[i]), of_mins[i / 2]);
-        f[t][i] = fmaf(products, d[i / 2], of_min);
-      } else {
-        f[t][i] = __fmul_rn(products, d[i / 2]);
-      }
-    }
-  }
-}
-
-// What becomes of the sums: scale * (y + bias), capped, and with the residual added.
-struct Finish {
-  const float* bias;
-  Matrix<const float> residual;
-  Matrix<float> out;
-  float scale, cap;
-};
-
-inline float finished(const Finish& f, u32 row, u32 output, float y) {
-  if (f.bias) y += f.bias[output];
-  y *= f.scale;
-  if (f.cap > 0.0f) y = f.cap * tanh_of(y * (1.0f / f.cap));
-  return f.residual.at ? y + f.residual.row(row)[output] : y;
-}
-
-// A CTA has a panel and 8 * TILES rows of x, from `first` on. Its warps take chunks in turn, up to `kept` of them at a time, whose
-// sums lie in shared memory until they are added up in order: there, a row of x has room for 20 outputs, so that the lanes of a
-// warp write to different banks.
-template <class F, u32 TILES>
-inline void multiply_panel(const Weights& w, const Rounded& x, u32 first, u32 kept, const Finish& finish) {
+inline void multiply_panel(const Layers& layers, const Rounded& x, u32 first, u32 kept, const Finish& finish) {
   extern __shared__ float of_chunks[];
-  constexpr u32 ROWS = 8 * TILES, ROW = 20, WARPS = WIDTH / 32, EACH = (PANEL * ROWS + WIDTH - 1) / WIDTH;
+  constexpr u32 ROWS = 8 * TILES, WARPS = WIDTH / 32, EACH = (PANEL * ROWS + WIDTH - 1) / WIDTH;
+  const Weights& w = layers.form;
   u32 lane = threadIdx.x % 32, q = lane % 4, chunks = (w.cols + CHUNK - 1) / CHUNK;
+  u32 turns = layers.is_gated ? 2 : 1, panel = blockIdx.x;
   first += ROWS * blockIdx.y;
-  const u8* panel = w.at + blockIdx.x * w.panel;
+  Part part = part_of(layers, PANEL, panel);
+  const u8* at = weight_of(layers, part);
+  // A thread has outputs of several rows; those of a gate wait for those of up.
+  float y[EACH], gate[EACH];
+#pragma unroll
+  for (u32 e = 0; e < EACH; e++) y[e] = 0.0f;
+#pragma unroll 1
+  for (u32 turn = 0; turn < turns; turn++) {
+#pragma unroll
+    for (u32 e = 0; e < EACH; e++) {
+      gate[e] = y[e];
+      y[e] = 0.0f;
+    }
+    if (turn > 0) at = weight_of(layers, layers.parts[1]);
+    for (u32 begin = 0; begin < chunks; begin += kept) {
+      u32 end = chunks - begin < kept ? chunks : begin + kept;
+      for (u32 c = begin + threadIdx.x / 32; c < end; c += WARPS) {
+        u64 row = (u64)(first + lane / 4) * chunks + c, product = (u64)(first + 2 * q) * chunks + c;
+        Place place = {(const Words*)(x.codes + CHUNK * row), x.sums + SUMS * row,
+                       {x.sums + SUMS * product, x.sums + SUMS * (product + chunks)}, 8ull * chunks};
+        float f[TILES][4];
+        u32 rest = w.cols - c * CHUNK;
+        multiply_chunk<F, TILES>(w, at + panel * w.panel + (u64)c * w.chunk, rest < CHUNK ? rest : CHUNK, place, f);
+        float* to = of_chunks + (c - begin) * ROWS * ROW + 2 * q * ROW + lane / 4;
+#pragma unroll
+        for (u32 t = 0; t < TILES; t++) {
+#pragma unroll
+          for (u32 i = 0; i < 4; i++) to[(8 * t + i % 2) * ROW + i / 2 * 8] = f[t][i];
+        }
+      }
+      __syncthreads();
+#pragma unroll
+      for (u32 e = 0; e < EACH; e++) {
+        u32 row = (WIDTH * e + threadIdx.x) / PANEL, output = threadIdx.x % PANEL;
+        if (row >= ROWS) continue;
+        const float* scales = x.scales + (u64)(first + row) * chunks;
+        for (u32 c = begin; c < end; c++) {
+          y[e] = fmaf(of_chunks[((c - begin) * ROWS + row) * ROW + output], scales[c], y[e]);
+        }
+      }
+      __syncthreads();
+    }
+  }
+  // A loop, so that there is one copy of what follows: the numbers go through memory, each thread's own.
+  float(*own)[EACH][WIDTH] = (float(*)[EACH][WIDTH])of_chunks;
+#pragma unroll
+  for (u32 e = 0; e < EACH; e++) {
+    own[0][e][threadIdx.x] = turns == 1 ? y[e] : gate[e];
+    own[1][e][threadIdx.x] = y[e];
+  }
+#pragma unroll 1
+  for (u32 e = 0; e < EACH; e++) {
+    u32 row = (WIDTH * e + threadIdx.x) / PANEL, output = PANEL * panel + threadIdx.x % PANEL;
+    if (row >= ROWS || first + row >= finish.out.rows || output >= part.rows) continue;
+    float up = turns == 1 ? 0.0f : with_bias(layers.parts[1], output, own[1][e][threadIdx.x]);
+    store(layers, finish, part, first + row, output, own[0][e][threadIdx.x], up);
+  }
+}
+
+// A chunk of a row, rounded. Those of neighbouring rows begin at different banks.
+struct alignas(16) RoundedChunk {
+  u8 codes[CHUNK];
+  u8 sums[SUMS];
+};
+
+// A panel of a CTA: where it begins, in bytes from the first weight on, and its outputs.
+struct Panel {
+  u64 begin;
+  u32 outputs;
+};
+
+// The part that has panel `at`, counted over all parts, or of a block's gate and up in turn. `at` becomes its number there.
+inline Part part_of_panel(const Layers& layers, u32& at) {
+  if (!layers.is_gated) return part_of(layers, PANEL, at);
+  bool is_up = at % 2 == 1;
+  at /= 2;
+  Part part = layers.parts[0];
+  if (is_up) part = layers.parts[1];
+  return part;
+}
+
+// Has the weights of a chunk come closer, for whoever reads them next.
+inline void prefetch(const u8* at, u32 bytes) {
+  constexpr u32 LINE = 128;
+  for (u32 i = LINE * (threadIdx.x % 32); i < bytes; i += LINE * 32) {
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(at + i)));
+  }
+}
+
+// A CTA has up to FEW rows of x, as they are, and some `panels`. Each warp normalizes and rounds chunks for itself, and multiplies
+// all panels with them.
+template <class F>
+inline void multiply_few(const Layers& layers, const Inputs& x, u32 panels, u32 kept, const Finish& finish) {
+  extern __shared__ float of_chunks[];
+  __shared__ RoundedChunk rounded[WIDTH / 32][FEW];
+  __shared__ MomentsOfRows<FEW> moments;
+  __shared__ Panel own_panels[MOST_PANELS];
+  constexpr u32 OUTPUTS = FEW * PANEL, EACH = MOST_PANELS * OUTPUTS / WIDTH, WARPS = WIDTH / 32;
+  const Weights& w = layers.form;
+  u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, q = lane % 4, chunks = (w.cols + CHUNK - 1) / CHUNK;
+  u32 rows = finish.out.rows, row = threadIdx.x % OUTPUTS / PANEL, output = threadIdx.x % PANEL;
+  float* scales = of_chunks + kept * panels * FEW * ROW;
+  if (threadIdx.x < panels) {
+    u32 panel = blockIdx.x * panels + threadIdx.x;
+    Part part = part_of_panel(layers, panel);
+    u32 before = PANEL * panel, outputs = part.rows > before ? part.rows - before : 0;
+    own_panels[threadIdx.x] = {part.at + panel * w.panel - (u64)w.at, outputs};
+  }
+  if (threadIdx.x < FEW) moments.of[threadIdx.x] = {0.0f, 0.0f};
+  // Rows that x lacks are zeros.
+  RoundedChunk(&own)[FEW] = rounded[warp];
+  for (u32 i = rows * (sizeof(RoundedChunk) / 4) + lane; i < sizeof(own) / 4; i += 32) ((u32*)own)[i] = 0;
+  __syncthreads();
+  // The weights of a warp's next chunk, if there is one.
+  auto fetch = [&](u32 c) {
+    for (u32 g = 0; c < chunks && g < panels && own_panels[g].outputs > 0; g++) {
+      u64 begin = (u64)c * w.chunk, rest = w.panel - begin;
+      prefetch(w.at + own_panels[g].begin + begin, rest < w.chunk ? rest : w.chunk);
+    }
+  };
+  fetch(warp);
+  if (x.norm.weight) moments_of_rows(x, 0, rows, moments);
   float y[EACH];
 #pragma unroll
   for (u32 e = 0; e < EACH; e++) y[e] = 0.0f;
   for (u32 begin = 0; begin < chunks; begin += kept) {
     u32 end = chunks - begin < kept ? chunks : begin + kept;
-    for (u32 c = begin + threadIdx.x / 32; c < end; c += WARPS) {
-      u64 row = (u64)(first + lane / 4) * chunks + c, product = (u64)(first + 2 * q) * chunks + c;
-      Place place = {(const Words*)(x.codes + CHUNK * row), x.sums + SUMS * row,
-                     {x.sums + SUMS * product, x.sums + SUMS * (product + chunks)}, 8ull * chunks};
-      float f[TILES][4];
+    for (u32 c = begin + warp; c < end; c += WARPS) {
+      fetch(c + WARPS);
+      NormOfChunk norm;
+      norm.load(x, c);
+      // All lanes are done with the chunk before.
+      __syncwarp();
+#pragma unroll 1
+      for (u32 r = 0; r < rows; r++) {
+        float values[2][4];
+        load_chunk(x, x.row(r, rows), moments.of[r], norm, c, values);
+        round_chunk<F::HAS_MINS>(values, own[r].codes, own[r].sums, scales + (c - begin) * FEW + r);
+      }
+      __syncwarp();
+      Place place = {(const Words*)own[lane / 4].codes, own[lane / 4].sums, {own[2 * q].sums, own[2 * q + 1].sums}, 0};
       u32 rest = w.cols - c * CHUNK;
-      multiply_chunk<F, TILES>(w, panel + (u64)c * w.chunk, rest < CHUNK ? rest : CHUNK, place, f);
-      float* to = of_chunks + (c - begin) * ROWS * ROW + 2 * q * ROW + lane / 4;
+#pragma unroll 1
+      for (u32 g = 0; g < panels && own_panels[g].outputs > 0; g++) {
+        const u8* chunk = w.at + own_panels[g].begin + (u64)c * w.chunk;
+        float f[1][4];
+        multiply_chunk<F, 1>(w, chunk, rest < CHUNK ? rest : CHUNK, place, f);
+        float* to = of_chunks + (((c - begin) * panels + g) * FEW + 2 * q) * ROW + lane / 4;
 #pragma unroll
-      for (u32 t = 0; t < TILES; t++) {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) to[(8 * t + i % 2) * ROW + i / 2 * 8] = f[t][i];
+        for (u32 i = 0; i < 4; i++) to[i % 2 * ROW + i / 2 * 8] = f[0][i];
       }
     }
     __syncthreads();
 #pragma unroll
     for (u32 e = 0; e < EACH; e++) {
-      u32 row = (WIDTH * e + threadIdx.x) / PANEL, output = threadIdx.x % PANEL;
-      if (row >= ROWS) continue;
-      const float* scales = x.scales + (u64)(first + row) * chunks;
-      for (u32 c = begin; c < end; c++) {
-        y[e] = fmaf(of_chunks[((c - begin) * ROWS + row) * ROW + output], scales[c], y[e]);
+      u32 g = WIDTH / OUTPUTS * e + threadIdx.x / OUTPUTS;
+      if (g >= panels || output >= own_panels[g].outputs || row >= rows) continue;
+      for (u32 c = 0; c < end - begin; c++) {
+        y[e] = fmaf(of_chunks[((c * panels + g) * FEW + row) * ROW + output], scales[c * FEW + row], y[e]);
       }
     }
     __syncthreads();
   }
+  // Those of a gate and of up meet in shared memory.
 #pragma unroll
   for (u32 e = 0; e < EACH; e++) {
-    u32 row = first + (WIDTH * e + threadIdx.x) / PANEL, output = PANEL * blockIdx.x + threadIdx.x % PANEL;
-    bool there = (WIDTH * e + threadIdx.x) / PANEL < ROWS && row < finish.out.rows && output < w.rows;
-    if (there) finish.out.row(row)[output] = finished(finish, row, output, y[e]);
+    if (WIDTH * e + threadIdx.x < panels * OUTPUTS) of_chunks[WIDTH * e + threadIdx.x] = y[e];
+  }
+  __syncthreads();
+  u32 step = layers.is_gated ? 2 : 1;
+#pragma unroll 1
+  for (u32 g = threadIdx.x / OUTPUTS * step; g < panels; g += WIDTH / OUTPUTS * step) {
+    if (output >= own_panels[g].outputs || row >= rows) continue;
+    u32 panel = blockIdx.x * panels + g;
+    Part part = part_of_panel(layers, panel);
+    u32 own_output = PANEL * panel + output;
+    const float* of = of_chunks + g * OUTPUTS + threadIdx.x % OUTPUTS;
+    float up = layers.is_gated ? with_bias(layers.parts[1], own_output, of[OUTPUTS]) : 0.0f;
+    store(layers, finish, part, row, own_output, of[0], up);
   }
 }
 
 // One CTA of a multiprocessor is enough as a bound: with more the compiler spills a few registers here and there.
-#define PRODUCTS_OF(rows, form)                                                       \
-  extern "C" __global__ void __launch_bounds__(WIDTH, 1)                              \
-      products_##rows(Weights w, Rounded x, u32 first, u32 kept, Finish finish) {     \
-    multiply_panel<form, rows / 8>(w, x, first, kept, finish);                        \
+#define PRODUCTS_OF(rows, form)                                                        \
+  extern "C" __global__ void __launch_bounds__(WIDTH, 1)                               \
+      products_##rows(Layers layers, Rounded x, u32 first, u32 kept, Finish finish) {  \
+    multiply_panel<form, rows / 8>(layers, x, first, kept, finish);                    \
   }
 
-// The kernels of a form, for 8, 16, 32 and 64 rows of x.
-#define PRODUCTS(form)  \
-  PRODUCTS_OF(8, form)  \
-  PRODUCTS_OF(16, form) \
-  PRODUCTS_OF(32, form) \
+// The kernels of a form: for up to 8 rows of x as they are, and for 8, 16, 32 and 64 rows of rounded x.
+#define PRODUCTS(form)                                                                \
+  extern "C" __global__ void __launch_bounds__(WIDTH, 1)                              \
+      products_few(Layers layers, Inputs x, u32 panels, u32 kept, Finish finish) {    \
+    multiply_few<form>(layers, x, panels, kept, finish);                              \
+  }                                                                                   \
+  PRODUCTS_OF(8, form)                                                                \
+  PRODUCTS_OF(16, form)                                                               \
+  PRODUCTS_OF(32, form)                                                               \
   PRODUCTS_OF(64, form)

@@ -1,16 +1,23 @@
-// Rounds rows of x to 8 bits for products with tensor cores.
+// Rounds rows of x to 8 bits for products with tensor cores, normalized or not.
 #include "rounding.cuh"
 
-// A warp has a chunk of a row. Rows and inputs that x lacks are zeros.
-KERNEL(WIDTH) quantize(Matrix<const float> x, u8* codes, u8* sums, float* scales, u32 rows) {
-  u32 lane = threadIdx.x % 32, row = WIDTH / 32 * blockIdx.y + threadIdx.x / 32, chunk = blockIdx.x;
-  if (row >= rows) return;
-  u64 at = (u64)row * gridDim.x + chunk;
-  float values[2][4];
-#pragma unroll
-  for (u32 i = 0; i < 8; i++) {
-    u32 k = CHUNK * chunk + 128 * (i / 4) + 4 * lane + i % 4;
-    values[i / 4][i % 4] = row < x.rows && k < x.cols ? x.row(row)[k] : 0.0f;
+// A CTA has a row, and each of its warps a chunk at a time. There may be more rows than x has: products with them are of no use,
+// but are computed.
+KERNEL(WIDTH) quantize(Inputs x, u8* codes, u8* sums, float* scales, u32 count, u32 chunks) {
+  __shared__ MomentsOfRows<1> moments;
+  u32 row = blockIdx.x;
+  Row from = x.row(row, count);
+  Moments own = {0.0f, 0.0f};
+  if (x.norm.weight && row < count) {
+    moments_of_rows(x, row, count, moments);
+    own = moments.of[0];
   }
-  round_chunk(values, codes + CHUNK * at, sums + SUMS * at, scales + at);
+  for (u32 chunk = WIDTH / 32 * blockIdx.y + threadIdx.x / 32; chunk < chunks; chunk += WIDTH / 32 * gridDim.y) {
+    u64 at = (u64)row * chunks + chunk;
+    float values[2][4];
+    NormOfChunk norm;
+    norm.load(x, chunk);
+    load_chunk(x, from, own, norm, chunk, values);
+    round_chunk(values, codes + CHUNK * at, sums + SUMS * at, scales + at);
+  }
 }

@@ -1,9 +1,9 @@
 //! The [`Backend`] of [`Cuda`]: each op allocates its result and launches kernels.
 
 use tallow_core::ops::{
-    Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, GatedDelta, IndexMode, IndexRows, KvWrite,
-    LatentWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep, Rope, Route,
-    TailSum, TopK, TopKOut,
+    Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexMode, IndexRows,
+    KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
+    Rope, Route, TailSum, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, HostWeight, Memory, Norm, Replay, Result, Stack, Tensor, Trace, Weight, compose,
@@ -175,14 +175,31 @@ impl Backend for Cuda {
     }
 
     fn linear(&self, op: &Linear<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        let Some(weight) = op.weights.weight.in_order() else { return compose::linear(self, op) };
-        let out = self.like(op.x.rows(), weight.rows())?;
-        self.linear_into(op, weight, &out)?;
-        Ok(out)
+        match self.linear_fused(op)? {
+            Some(out) => Ok(out),
+            None => compose::linear(self, op),
+        }
     }
 
     fn linear_many(&self, op: &LinearMany<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        self.linear_many_side_by_side(op)
+        match self.linear_many_fused(op)? {
+            Some(out) => Ok(out),
+            None => compose::linear_many(self, op),
+        }
+    }
+
+    fn ffn(&self, op: &Ffn<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        match self.ffn_fused(op)? {
+            Some(out) => Ok(out),
+            None => compose::ffn(self, op),
+        }
+    }
+
+    fn head(&self, op: &Head<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        match self.head_fused(op)? {
+            Some(out) => Ok(out),
+            None => compose::head(self, op),
+        }
     }
 
     fn linear_heads(&self, op: &LinearHeads<'_, Cuda>) -> Result<Tensor<Cuda>> {

@@ -3,6 +3,7 @@
 
 mod attention;
 mod experts;
+mod layers;
 mod products;
 mod replay;
 mod trouble;

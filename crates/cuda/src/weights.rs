@@ -514,6 +514,30 @@ pub(crate) fn arg_of_rows(args: Args, w: &Weight<Cuda>, rows: usize) -> Args {
     layout.table.as_chunks::<4>().0.iter().fold(args, |args, v| args.word(four(v)))
 }
 
+/// True if weights differ in nothing but their rows: one launch takes both.
+pub(crate) fn lie_alike(a: &Weight<Cuda>, b: &Weight<Cuda>) -> bool {
+    match (a, b) {
+        (Weight::Dense(a), Weight::Dense(b)) => {
+            (a.dtype(), a.cols(), a.stride()) == (b.dtype(), b.cols(), b.stride())
+        }
+        (
+            Weight::Blocks { data: a, format: of_a, cols: inputs_of_a, .. },
+            Weight::Blocks { data: b, format: of_b, cols: inputs_of_b, .. },
+        ) => (of_a, inputs_of_a, a.stride()) == (of_b, inputs_of_b, b.stride()),
+        _ => false,
+    }
+}
+
+/// The address of a row, if kernels can begin there: of panels that is the first row.
+pub(crate) fn address_of_row(w: &Weight<Cuda>, row: usize) -> Option<u64> {
+    let (data, each) = match w {
+        Weight::Dense(t) => (t, 1),
+        Weight::Blocks { data, .. } => (data, PANEL),
+    };
+    let before = (row / each * data.stride() * data.dtype().size()) as u64;
+    row.is_multiple_of(each).then(|| Cuda::address(data) + before)
+}
+
 /// The module of the kernels that multiply a weight with input that is rounded to 8 bits; `None` if its codes are no whole numbers.
 pub(crate) fn products(w: &Weight<Cuda>) -> Option<&'static str> {
     let Weight::Blocks { format, .. } = w else { return None };

@@ -43,12 +43,19 @@ fn main() -> Result<(), tallow_ptx::Error> {
     let matrix =
         |at: u64, rows: usize, cols: usize| [&at.to_le_bytes()[..], &words(&[rows, cols, cols, 0])].concat();
     let parameters = [
-        matrix(x, ROWS, INPUTS),
         // Weights: rows of f32.
         w.to_le_bytes().to_vec(),
         (4 * INPUTS as u64).to_le_bytes().to_vec(),
         words(&[OUTPUTS, INPUTS, 0, 0, 0, 0, 0, 0]),
         words(&[0; 6]),
+        // One layer of four, without a bias; no activation.
+        w.to_le_bytes().to_vec(),
+        words(&[0, 0, OUTPUTS, 0]),
+        words(&[0; 18]),
+        words(&[7, 0]),
+        // The input: all rows, and no norm.
+        matrix(x, ROWS, INPUTS),
+        words(&[0; 10]),
         // No bias, no residual.
         0u64.to_le_bytes().to_vec(),
         matrix(0, 0, 0),

@@ -206,6 +206,7 @@ impl<'a> Lowering<'a> {
                 _ => return Err(self.unknown(s)),
             },
             "ld" | "ldu" | "st" => self.memory(s, &parts)?,
+            "prefetch" => self.prefetch(s)?,
             "atom" | "red" => self.atomic(s, &parts)?,
             "shfl" => self.shuffle(s, &parts)?,
             "vote" => self.vote(s)?,
@@ -250,6 +251,13 @@ impl<'a> Lowering<'a> {
                 self.pack(s)?;
             }
             "setp" => self.compare(s, &parts)?,
+            "mov" if matches!((parts[1], s.operands.as_slice()), ("pred", [_, Operand::Number(_)])) => {
+                // A constant is a word.
+                let op = Op::named("setp.ne.u32").ok_or_else(|| self.unknown(s))?;
+                let from = [self.read(&s.operands[1], Kind::Word, false)?, self.constant(0, Kind::Word)?, 0];
+                let to = self.write(&s.operands[0], Kind::Predicate)?;
+                self.push(Code::Lanes(op, Places { to, from }));
+            }
             _ => self.lanes(s, s.opcode)?,
         }
         Ok(())
@@ -382,6 +390,17 @@ impl<'a> Lowering<'a> {
         }
         let access = Access { address, size, count, extend, registers, kind };
         self.push(if parts[0] == "st" { Code::Store(access) } else { Code::Load(access) });
+        Ok(())
+    }
+
+    /// A load of one byte, which nobody reads: what is prefetched should be there.
+    fn prefetch(&mut self, s: &Statement<'a>) -> Result<(), Error> {
+        let ("prefetch.global.L2", [address]) = (s.opcode, s.operands.as_slice()) else {
+            return Err(self.unknown(s));
+        };
+        let (address, kind) = (self.address(address, Space::Global)?, Kind::Word);
+        let registers = [self.fresh(kind)?, 0, 0, 0];
+        self.push(Code::Load(Access { address, size: 1, count: 1, extend: None, registers, kind }));
         Ok(())
     }
 

@@ -104,6 +104,11 @@ fn whole_numbers_are_as_the_manual_says() {
             |_, _, _| 0,
         ),
         (
+            "mov.pred %p1, -1;\nmov.pred %p2, 0;\nselp.b32 %r4, %r1, 9, %p1;\n@%p2 mov.u32 %r4, 8;",
+            |a, _, _| a,
+        ),
+        ("prefetch.global.L2 [%rd4];\nmov.u32 %r4, %r1;", |a, _, _| a),
+        (
             "mov.u32 %r4, 3;\nsetp.eq.u32 %p1, %r1, 0;\n@!%p1 mov.u32 %r4, 4;",
             |a, _, _| if a == 0 { 3 } else { 4 },
         ),
@@ -224,6 +229,8 @@ fn trouble(body: &str) -> Trouble {
 #[test]
 fn what_has_no_result_is_a_fault() {
     assert!(matches!(trouble("ld.global.u32 %r4, [%rd2+128];"), Trouble::OutOfBounds { size: 128, .. }));
+    let beyond = trouble("prefetch.global.L2 [%rd2+128];\nmov.u32 %r4, 0;");
+    assert!(matches!(beyond, Trouble::OutOfBounds { .. }), "{beyond:?}");
     assert!(matches!(
         trouble("ld.global.u32 %r4, [%rd2];"),
         Trouble::Unwritten { what: "global memory", at: 0 }

@@ -1,10 +1,11 @@
 //! Linear layers, embedding lookup and `dequant`: whatever reads weights. The kernels are in `linear.cu` and `embed.cu`, and those
 //! of rounded input in [`products`](super::products).
 
-use tallow_core::ops::{Dequant, Embed, Epilogue, Linear, Matmul};
-use tallow_core::{Result, Tensor, Weight};
+use tallow_core::ops::{Dequant, Embed, Epilogue, Ffn, Head, Linear, LinearMany, Matmul};
+use tallow_core::{LinearWeights, Result, Tensor, Weight};
 
-use super::products::{Input, Product};
+use super::layers::{Input, Join, Layers, Part};
+use super::products::FEW;
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
@@ -43,42 +44,90 @@ impl Cuda {
     }
 
     pub(crate) fn matmul_into(&self, op: &Matmul<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
-        let weight = &Weight::Dense(op.weight.clone());
-        self.multiply_exactly(op.x, &Product { weight, bias: op.bias, epilogue: op.epilogue }, out)
+        let layer = LinearWeights::new(Weight::Dense(op.weight.clone()), op.bias.cloned());
+        let parts: Vec<_> = Part::of(&layer).into_iter().collect();
+        let layers = Layers { parts: &parts, join: Join::SideBySide, epilogue: op.epilogue };
+        self.multiply_exactly(&Input::new(op.x, None), &layers, out)
     }
 
-    /// For a layer with this weight, whose columns are in the order of the inputs.
-    pub(crate) fn linear_into(
-        &self,
-        op: &Linear<'_, Cuda>,
-        weight: &Weight<Cuda>,
-        out: &Tensor<Cuda>,
-    ) -> Result<()> {
-        let bias = op.weights.bias.as_ref();
-        self.multiply(&Input::new(op.x), &Product { weight, bias, epilogue: op.epilogue }, out)
+    /// `None` if the columns of its weight are in another order than the inputs.
+    pub(crate) fn linear_fused(&self, op: &Linear<'_, Cuda>) -> Result<Option<Tensor<Cuda>>> {
+        let Some(part) = Part::of(op.weights) else { return Ok(None) };
+        self.product(&Input::new(op.x, None), part, op.epilogue).map(Some)
     }
 
-    /// A product in `f32`.
-    pub(super) fn multiply_exactly(
+    /// Several layers over one input, each into its columns of the result. `None` if one of them has its columns in another order
+    /// than the inputs.
+    pub(crate) fn linear_many_fused(&self, op: &LinearMany<'_, Cuda>) -> Result<Option<Tensor<Cuda>>> {
+        let Some(parts) = Part::side_by_side(op.weights) else { return Ok(None) };
+        let (input, out) = (Input::new(op.x, op.norm), self.like(op.x.rows(), op.cols())?); // [rows, sum of outputs]
+        for parts in Part::groups(parts) {
+            let layers = Layers { parts: &parts, join: Join::SideBySide, epilogue: Epilogue::NONE };
+            self.multiply(&input, &layers, &out)?;
+        }
+        Ok(Some(out))
+    }
+
+    /// A feed-forward block in two steps: up to the activation, and down. `None` if it has adapters, or layers that cannot be
+    /// computed in one launch.
+    pub(crate) fn ffn_fused(&self, op: &Ffn<'_, Cuda>) -> Result<Option<Tensor<Cuda>>> {
+        let width = op.down.weight.cols();
+        let (join, parts) = match op.is_gated() {
+            true => (Join::Gated(op.act), Part::gate_and_up(op.up, width)),
+            false => (Join::Activated(op.act), Part::side_by_side(op.up)),
+        };
+        let (Some(parts), Some(down), []) = (parts, Part::of(op.down), op.adapters) else { return Ok(None) };
+        let [parts] = &Part::groups(parts)[..] else { return Ok(None) };
+        let activated = self.like(op.x.rows(), width)?; // [rows, width]
+        let layers = Layers { parts, join, epilogue: Epilogue::NONE };
+        self.multiply(&Input::new(op.x, op.norm), &layers, &activated)?;
+        self.product(&Input::new(&activated, None), down, op.epilogue).map(Some)
+    }
+
+    /// Logits of some rows. `None` if the columns of the weight are in another order than the inputs.
+    pub(crate) fn head_fused(&self, op: &Head<'_, Cuda>) -> Result<Option<Tensor<Cuda>>> {
+        let Some(part) = Part::of(op.weights) else { return Ok(None) };
+        self.product(&Input::rows_of(op.x, op.rows, Some(op.norm)), part, op.epilogue).map(Some)
+    }
+
+    /// The result of one layer.
+    fn product(
         &self,
-        x: &Tensor<Cuda>,
-        product: &Product<'_>,
-        out: &Tensor<Cuda>,
-    ) -> Result<()> {
-        let Epilogue { scale, softcap, residual } = product.epilogue;
-        let args = weights::arg(Args::new().matrix(x), product.weight)
-            .optional_pointer(product.bias)
-            .optional(residual)
-            .matrix(out)
-            .float(scale)
-            .float(softcap.unwrap_or(0.0));
+        input: &Input<'_>,
+        part: Part<'_>,
+        epilogue: Epilogue<'_, Cuda>,
+    ) -> Result<Tensor<Cuda>> {
+        let out = self.like(input.rows(), part.outputs())?; // [rows, outputs]
+        self.multiply(input, &Layers { parts: &[part], join: Join::SideBySide, epilogue }, &out)?;
+        Ok(out)
+    }
+
+    /// Products of an input with layers, in the arithmetic of this device. What a kernel for few rows does on the way, others do
+    /// before for many.
+    fn multiply(&self, input: &Input<'_>, layers: &Layers<'_>, out: &Tensor<Cuda>) -> Result<()> {
+        let is_few = out.rows() <= FEW;
+        input.compute_if_grouped(self)?;
+        match self.products_of(layers.form()) {
+            _ if out.is_empty() => Ok(()),
+            Some(module) if is_few => self.multiply_few(module, input, layers, out),
+            Some(module) => self.multiply_rounded(module, input, layers, out),
+            None if is_few => self.multiply_exactly(input, layers, out),
+            None => {
+                input.compute(self)?;
+                self.multiply_exactly(input, layers, out)
+            }
+        }
+    }
+
+    /// Products in `f32`.
+    fn multiply_exactly(&self, input: &Input<'_>, layers: &Layers<'_>, out: &Tensor<Cuda>) -> Result<()> {
         let (name, rows) = if out.rows() <= 1 { ("linear_1", 1) } else { ("linear_8", ROWS) };
         self.gpu.launch(&Launch {
             kernel: Kernel { module: "linear", name },
-            grid: [out.cols().div_ceil(OUTPUTS) as u32, out.rows().div_ceil(rows) as u32, 1],
+            grid: [layers.groups_of(OUTPUTS) as u32, out.rows().div_ceil(rows) as u32, 1],
             block: THREADS,
             shared: 0,
-            args,
+            args: layers.finish(input.arg(layers.arg(Args::new())), out),
         })
     }
 }

@@ -2,6 +2,7 @@
 
 mod attention;
 pub(crate) mod experts;
+mod layers;
 mod linear;
 mod products;
 mod recurrent;

@@ -1,28 +1,17 @@
 //! Products with weights in blocks in [`Arithmetic::Fast`]: the input is rounded to 8 bits, and multiplied by tensor cores. The kernels
 //! are in `quantize.cu` and `products.cuh`.
 
-use std::cell::OnceCell;
+use tallow_core::{Arithmetic, DType, Memory, Result, Tensor, Weight};
 
-use tallow_core::ops::{Epilogue, LinearMany, Normalize};
-use tallow_core::{Arithmetic, Backend, DType, LinearWeights, Memory, Result, Tensor, Weight, compose};
-
+use super::layers::{Input, Layers};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
 use crate::weights;
 
-/// A product of an input with a weight.
-pub(super) struct Product<'a> {
-    pub weight: &'a Weight<Cuda>,
-    pub bias: Option<&'a Tensor<Cuda>>,
-    pub epilogue: Epilogue<'a, Cuda>,
-}
-
 /// Threads of a CTA.
 const THREADS: u32 = 256;
-/// Rows that a CTA of `quantize` rounds.
-const ROUNDED_ROWS: usize = 8;
 /// Outputs of a panel.
 const PANEL: usize = 16;
 /// Inputs that share a scale.
@@ -33,8 +22,17 @@ const SUMS: usize = 64;
 const ROW: usize = 20 * 4;
 /// Shared memory for products of chunks, at most.
 const SHARED: usize = 40 << 10;
-/// Chunks that a CTA's warps multiply at a time.
+/// Chunks that a CTA's warps multiply, or round, at a time.
 const WARPS: usize = THREADS as usize / 32;
+/// Rows that a kernel rounds itself, at most.
+pub(super) const FEW: usize = 8;
+/// Shared memory for products of chunks in that kernel, at most: what it rounds lies there too.
+const SHARED_OF_FEW: usize = 26 << 10;
+/// Panels that a CTA multiplies with what it rounds, where there are enough of them for more CTAs than this.
+const PANELS: [usize; 2] = [4, 2];
+const CTAS: usize = 512;
+/// CTAs of a launch that rounds, at most, unless there are more rows: each normalizes a row.
+const ROUNDING_CTAS: usize = 256;
 /// Numbers of rows that there are kernels for, and their names.
 const TILES: [(usize, &str); 4] =
     [(8, "products_8"), (16, "products_16"), (32, "products_32"), (64, "products_64")];
@@ -57,49 +55,48 @@ fn tiles(rows: usize) -> impl Iterator<Item = Tile> {
     [Some(whole), last].into_iter().flatten().filter(|tile| tile.times > 0)
 }
 
+/// Chunks whose products are in shared memory at a time, of `most` for which there is room.
+fn kept(most: usize, input: &Input<'_>) -> usize {
+    most.min(input.cols().div_ceil(CHUNK).next_multiple_of(WARPS)).max(WARPS)
+}
+
 /// Rows of an input, rounded.
-pub(crate) struct Rounded {
+pub(super) struct Rounded {
     codes: Tensor<Cuda>,
     sums: Tensor<Cuda>,
     scales: Tensor<Cuda>,
 }
 
-/// An input of linear layers. It is rounded when the first of them takes it so.
-pub(super) struct Input<'a> {
-    pub x: &'a Tensor<Cuda>,
-    rounded: OnceCell<Rounded>,
-}
-
-impl<'a> Input<'a> {
-    pub(super) fn new(x: &'a Tensor<Cuda>) -> Input<'a> {
-        Input { x, rounded: OnceCell::new() }
-    }
-}
-
 impl Cuda {
     /// The module whose kernels multiply a weight with rounded input; `None` if it is multiplied with the input as it is.
-    fn products_of(&self, weight: &Weight<Cuda>) -> Option<&'static str> {
+    pub(super) fn products_of(&self, weight: &Weight<Cuda>) -> Option<&'static str> {
         if self.arithmetic == Arithmetic::Fast { weights::products(weight) } else { None }
     }
 
-    /// Rounds rows, and adds rows of zeros up to those that tiles read.
-    fn round(&self, x: &Tensor<Cuda>) -> Result<Rounded> {
-        let rows = tiles(x.rows()).map(|tile| tile.first + tile.rows * tile.times).max().unwrap_or(0);
-        let chunks = x.cols().div_ceil(CHUNK);
+    /// Rounds rows, and adds rows up to those that tiles read.
+    pub(super) fn round(&self, input: &Input<'_>) -> Result<Rounded> {
+        let rows = tiles(input.rows()).map(|tile| tile.first + tile.rows * tile.times).max().unwrap_or(0);
+        let chunks = input.cols().div_ceil(CHUNK);
         let rounded = Rounded {
             codes: self.alloc(DType::U8, rows, chunks * CHUNK)?,
             sums: self.alloc(DType::U8, rows, chunks * SUMS)?,
             scales: self.like(rows, chunks)?,
         };
-        let args = Args::new()
-            .matrix(x)
+        let args = input
+            .arg(Args::new())
             .pointer(&rounded.codes)
             .pointer(&rounded.sums)
             .pointer(&rounded.scales)
-            .word(rows);
+            .word(input.rows())
+            .word(chunks);
+        let stretches = chunks.div_ceil(WARPS);
+        let stretches = match input.has_norm() {
+            true => (ROUNDING_CTAS / rows.max(1)).clamp(1, stretches.max(1)),
+            false => stretches,
+        };
         self.gpu.launch(&Launch {
             kernel: Kernel { module: "quantize", name: "quantize" },
-            grid: [chunks as u32, rows.div_ceil(ROUNDED_ROWS) as u32, 1],
+            grid: [rows as u32, stretches as u32, 1],
             block: THREADS,
             shared: 0,
             args,
@@ -107,66 +104,56 @@ impl Cuda {
         Ok(rounded)
     }
 
-    /// A product in the arithmetic of this device.
-    pub(super) fn multiply(
+    /// Products with an input of up to [`FEW`] rows, which the kernel of this module rounds.
+    pub(super) fn multiply_few(
         &self,
+        module: &'static str,
         input: &Input<'_>,
-        product: &Product<'_>,
+        layers: &Layers<'_>,
         out: &Tensor<Cuda>,
     ) -> Result<()> {
-        let Some(module) = self.products_of(product.weight) else {
-            return self.multiply_exactly(input.x, product, out);
-        };
-        let rounded = match input.rounded.get() {
-            Some(rounded) => rounded,
-            None => {
-                let rounded = self.round(input.x)?;
-                input.rounded.get_or_init(|| rounded)
-            }
-        };
-        let Epilogue { scale, softcap, residual } = product.epilogue;
-        let chunks = product.weight.cols().div_ceil(CHUNK);
+        let least = if layers.is_gated() { 2 } else { 1 };
+        let all = least * layers.groups_of(PANEL);
+        let panels = PANELS.into_iter().find(|each| all / each > CTAS).unwrap_or(1).max(least);
+        let of_chunk = panels * FEW * ROW + FEW * size_of::<f32>();
+        let kept = kept(SHARED_OF_FEW / of_chunk / WARPS * WARPS, input);
+        let args = input.arg(layers.arg(Args::new())).word(panels).word(kept);
+        self.gpu.launch(&Launch {
+            kernel: Kernel { module, name: "products_few" },
+            grid: [all.div_ceil(panels) as u32, 1, 1],
+            block: THREADS,
+            shared: (kept * of_chunk) as u32,
+            args: layers.finish(args, out),
+        })
+    }
+
+    /// Products with an input that is rounded before.
+    pub(super) fn multiply_rounded(
+        &self,
+        module: &'static str,
+        input: &Input<'_>,
+        layers: &Layers<'_>,
+        out: &Tensor<Cuda>,
+    ) -> Result<()> {
+        let rounded = input.rounded(self)?;
         for Tile { first, rows, times, kernel } in tiles(out.rows()) {
-            let kept = (SHARED / (rows * ROW)).min(chunks.next_multiple_of(WARPS)).max(1);
-            let args = weights::arg(Args::new(), product.weight)
+            let kept = kept(SHARED / (rows * ROW), input);
+            let args = layers
+                .arg(Args::new())
                 .pointer(&rounded.codes)
                 .pointer(&rounded.sums)
                 .pointer(&rounded.scales)
                 .word(first)
-                .word(kept)
-                .optional_pointer(product.bias)
-                .optional(residual)
-                .matrix(out)
-                .float(scale)
-                .float(softcap.unwrap_or(0.0));
+                .word(kept);
             self.gpu.launch(&Launch {
                 kernel: Kernel { module, name: kernel },
-                grid: [out.cols().div_ceil(PANEL) as u32, times as u32, 1],
+                grid: [layers.groups_of(PANEL) as u32, times as u32, 1],
                 block: THREADS,
                 shared: (kept * rows * ROW) as u32,
-                args,
+                args: layers.finish(args, out),
             })?;
         }
         Ok(())
-    }
-
-    /// Several layers over one input, each into its columns of the result. The input is rounded once.
-    pub(crate) fn linear_many_side_by_side(&self, op: &LinearMany<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        let in_order = |layer: &LinearWeights<Cuda>| layer.weight.in_order().is_some();
-        if !op.weights.iter().all(in_order) {
-            return compose::linear_many(self, op);
-        }
-        let normed = op.norm.map(|norm| self.run(Normalize { x: op.x, norm, residual: None })).transpose()?;
-        let input = Input::new(normed.as_ref().unwrap_or(op.x)); // [rows, inputs]
-        let out = self.like(op.x.rows(), op.cols())?; // [rows, sum of outputs]
-        let mut at = 0;
-        for layer in op.weights {
-            let Some(weight) = layer.weight.in_order() else { continue };
-            let product = Product { weight, bias: layer.bias.as_ref(), epilogue: Epilogue::NONE };
-            self.multiply(&input, &product, &out.col_range(at..at + weight.rows()))?;
-            at += weight.rows();
-        }
-        Ok(out)
     }
 }
 

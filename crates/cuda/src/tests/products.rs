@@ -38,7 +38,7 @@ fn cpu() -> Option<Cpu> {
 }
 
 /// A weight, its rows in a file, and its inputs.
-struct Case {
+pub(super) struct Case {
     format: Format,
     outputs: usize,
     inputs: usize,
@@ -58,8 +58,15 @@ impl Case {
     }
 
     /// Of a matrix of numbers.
-    fn of_numbers(format: Format, outputs: usize, inputs: usize) -> Case {
+    pub(super) fn of_numbers(format: Format, outputs: usize, inputs: usize) -> Case {
         Case::any(format, outputs, inputs).packed()
+    }
+
+    /// Some of its rows.
+    pub(super) fn rows(&self, rows: std::ops::Range<usize>) -> Case {
+        let width = self.bytes.len() / self.outputs;
+        let bytes = self.bytes[rows.start * width..rows.end * width].to_vec();
+        Case { outputs: rows.len(), bytes, ..*self }
     }
 
     fn packed(mut self) -> Case {
@@ -68,7 +75,7 @@ impl Case {
         self
     }
 
-    fn layer<B: Backend>(&self, b: &B) -> LinearWeights<B> {
+    pub(super) fn layer<B: Backend>(&self, b: &B) -> LinearWeights<B> {
         let weight = HostWeight::new(self.format, self.outputs, self.inputs, &self.bytes);
         LinearWeights::new(b.prepare(weight).unwrap(), None)
     }

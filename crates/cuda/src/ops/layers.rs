@@ -1,0 +1,231 @@
+//! Linear layers that one launch computes, and the input that they share: the structs of `layers.cuh`.
+
+use std::cell::OnceCell;
+use std::ops::Range;
+
+use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Normalize};
+use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, Tensor, Weight};
+
+use super::products::Rounded;
+use super::rowwise;
+use crate::args::Args;
+use crate::device::Cuda;
+use crate::weights;
+
+/// Layers of a launch, at most.
+const PARTS: usize = 4;
+/// The number of no activation in the kernels.
+const NO_ACTIVATION: usize = 7;
+
+/// Outputs of a layer.
+#[derive(Clone)]
+pub(super) struct Part<'a> {
+    pub weight: &'a Weight<Cuda>,
+    bias: Option<Tensor<Cuda>>,
+    /// Rows of the weight.
+    rows: Range<usize>,
+    /// The column of the result that has the first of them.
+    column: usize,
+}
+
+/// How the outputs of layers become columns of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Join {
+    /// Side by side.
+    SideBySide,
+    /// Side by side, after an activation.
+    Activated(Activation),
+    /// The activation of the first layer's outputs, times those of the second.
+    Gated(Activation),
+}
+
+/// Layers whose weights lie alike.
+pub(super) struct Layers<'a> {
+    pub parts: &'a [Part<'a>],
+    pub join: Join,
+    pub epilogue: Epilogue<'a, Cuda>,
+}
+
+/// An input of layers: rows of a tensor, or those of its rows that are named, normalized or not. It is computed, or rounded, when
+/// the first layer takes it so.
+pub(super) struct Input<'a> {
+    x: &'a Tensor<Cuda>,
+    indices: Option<&'a Tensor<Cuda>>,
+    norm: Option<&'a Norm<Cuda>>,
+    computed: OnceCell<Tensor<Cuda>>,
+    rounded: OnceCell<Rounded>,
+}
+
+impl<'a> Part<'a> {
+    /// A layer whose weight has its columns in the order of the inputs.
+    pub(super) fn of(layer: &'a LinearWeights<Cuda>) -> Option<Part<'a>> {
+        let weight = layer.weight.in_order()?;
+        Some(Part { weight, bias: layer.bias.clone(), rows: 0..weight.rows(), column: 0 })
+    }
+
+    /// Layers whose outputs lie side by side.
+    pub(super) fn side_by_side(layers: &'a [LinearWeights<Cuda>]) -> Option<Vec<Part<'a>>> {
+        let mut column = 0;
+        let part = |layer| {
+            let part = Part { column, ..Part::of(layer)? };
+            column += part.outputs();
+            Some(part)
+        };
+        layers.iter().map(part).collect()
+    }
+
+    /// A gate and up, in two layers or in one, whose outputs share their columns. `None` if they do not begin where a kernel can.
+    pub(super) fn gate_and_up(layers: &'a [LinearWeights<Cuda>], width: usize) -> Option<Vec<Part<'a>>> {
+        match layers {
+            [both] => {
+                let both = Part::of(both)?;
+                weights::address_of_row(both.weight, width)?;
+                let half = |rows: Range<usize>| {
+                    let bias = both.bias.as_ref().map(|bias| bias.col_range(rows.clone()));
+                    Part { bias, rows, ..both }
+                };
+                Some(vec![half(0..width), half(width..2 * width)])
+            }
+            [gate, up] => {
+                let parts = vec![Part::of(gate)?, Part::of(up)?];
+                parts.iter().all(|part| part.outputs() == width).then_some(parts)
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn outputs(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Layers by how their weights lie, as many together as a launch takes.
+    pub(super) fn groups(parts: Vec<Part<'a>>) -> Vec<Vec<Part<'a>>> {
+        let mut groups: Vec<Vec<Part<'_>>> = Vec::new();
+        for part in parts {
+            let is_like = |group: &&mut Vec<Part<'_>>| {
+                group.len() < PARTS && weights::lie_alike(group[0].weight, part.weight)
+            };
+            match groups.iter_mut().find(is_like) {
+                Some(group) => group.push(part),
+                None => groups.push(vec![part]),
+            }
+        }
+        groups
+    }
+}
+
+impl Layers<'_> {
+    /// The weight whose form all of them have.
+    pub(super) fn form(&self) -> &Weight<Cuda> {
+        self.parts[0].weight
+    }
+
+    /// Groups of `each` outputs that are columns of the result.
+    pub(super) fn groups_of(&self, each: usize) -> usize {
+        let counted = if self.is_gated() { 1 } else { self.parts.len() };
+        self.parts[..counted].iter().map(|part| part.outputs().div_ceil(each)).sum()
+    }
+
+    pub(super) fn is_gated(&self) -> bool {
+        matches!(self.join, Join::Gated(_))
+    }
+
+    /// `Layers` in the kernels.
+    pub(super) fn arg(&self, args: Args) -> Args {
+        let mut args = weights::arg(args, self.form());
+        for i in 0..PARTS {
+            args = match self.parts.get(i) {
+                Some(Part { weight, bias, rows, column }) => args
+                    .wide(weights::address_of_row(weight, rows.start).unwrap_or_default())
+                    .optional_pointer(bias.as_ref())
+                    .word(rows.len())
+                    .word(*column),
+                None => args.wide(0).wide(0).word(0).word(0),
+            };
+        }
+        let act = match self.join {
+            Join::SideBySide => NO_ACTIVATION,
+            Join::Activated(act) | Join::Gated(act) => rowwise::activation(act),
+        };
+        args.word(act).flag(self.is_gated())
+    }
+
+    /// `Finish` in the kernels, for this result.
+    pub(super) fn finish(&self, args: Args, out: &Tensor<Cuda>) -> Args {
+        let Epilogue { scale, softcap, residual } = self.epilogue;
+        args.wide(0).optional(residual).matrix(out).float(scale).float(softcap.unwrap_or(0.0))
+    }
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn new(x: &'a Tensor<Cuda>, norm: Option<&'a Norm<Cuda>>) -> Input<'a> {
+        Input { x, indices: None, norm, computed: OnceCell::new(), rounded: OnceCell::new() }
+    }
+
+    /// Rows of a tensor by their indices.
+    pub(super) fn rows_of(
+        x: &'a Tensor<Cuda>,
+        indices: &'a Tensor<Cuda>,
+        norm: Option<&'a Norm<Cuda>>,
+    ) -> Input<'a> {
+        Input { indices: Some(indices), ..Input::new(x, norm) }
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.indices.map_or(self.x.rows(), Tensor::cols)
+    }
+
+    pub(super) fn cols(&self) -> usize {
+        self.x.cols()
+    }
+
+    /// True if it takes kernels of its own to compute it.
+    fn is_grouped(&self) -> bool {
+        self.norm.is_some_and(|norm| norm.weight.cols() != self.x.cols())
+    }
+
+    /// `Inputs` in the kernels.
+    pub(super) fn arg(&self, args: Args) -> Args {
+        match self.computed.get() {
+            Some(x) => rowwise::norm(args.matrix(x).wide(0), None),
+            None => rowwise::norm(args.matrix(self.x).optional_pointer(self.indices), self.norm),
+        }
+    }
+
+    /// True if a kernel that reads it normalizes rows.
+    pub(super) fn has_norm(&self) -> bool {
+        self.norm.is_some() && self.computed.get().is_none()
+    }
+
+    /// It, rounded.
+    pub(super) fn rounded(&self, b: &Cuda) -> Result<&Rounded> {
+        if let Some(rounded) = self.rounded.get() {
+            return Ok(rounded);
+        }
+        let rounded = b.round(self)?;
+        Ok(self.rounded.get_or_init(|| rounded))
+    }
+
+    /// Computes what a kernel would otherwise compute when it reads rows.
+    pub(super) fn compute(&self, b: &Cuda) -> Result<()> {
+        if self.computed.get().is_some() || self.indices.is_none() && self.norm.is_none() {
+            return Ok(());
+        }
+        let gathered = match self.indices {
+            Some(indices) => Some(b.run(IndexRows { x: self.x, indices, mode: IndexMode::Gather })?),
+            None => None,
+        };
+        let x = gathered.as_ref().unwrap_or(self.x);
+        let x = match self.norm {
+            Some(norm) => b.run(Normalize { x, norm, residual: None })?,
+            None => x.clone(),
+        };
+        self.computed.get_or_init(|| x);
+        Ok(())
+    }
+
+    /// Computes it if a kernel that reads rows cannot.
+    pub(super) fn compute_if_grouped(&self, b: &Cuda) -> Result<()> {
+        if self.is_grouped() { self.compute(b) } else { Ok(()) }
+    }
+}

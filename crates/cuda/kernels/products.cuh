@@ -7,13 +7,6 @@ constexpr u32 ROW = 20;         // room for PANEL outputs of a row of x in share
 constexpr u32 FEW = 8;          // rows of x that a kernel rounds itself, at most
 constexpr u32 MOST_PANELS = 4;  // panels of a CTA that does, at most
 
-// Rows of x, rounded.
-struct Rounded {
-  const u8* codes;
-  const u8* sums;
-  const float* scales;
-};
-
 // Stores an output: what `finish` or an activation makes of it. `up` is that of the block's up, if it is gated.
 inline void store(const Layers& layers, const Finish& finish, const Part& part, u32 row, u32 output, float y, float up) {
   y = with_bias(part, output, y);

@@ -3,6 +3,13 @@
 #include "chunk.cuh"
 #include "layers.cuh"
 
+// Rows of x, rounded.
+struct Rounded {
+  const u8* codes;
+  const u8* sums;
+  const float* scales;
+};
+
 // The bytes of four words that are lowest there.
 inline u32 lowest_bytes(const u32 (&words)[4]) {
   return permuted(permuted(words[0], words[1], 0x0040), permuted(words[2], words[3], 0x0040), 0x5410);

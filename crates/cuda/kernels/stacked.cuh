@@ -4,7 +4,6 @@
 #include "activation.cuh"
 #include "weights.cuh"
 
-static constexpr u64 NO_ACTIVATION = ~0ull;
 static constexpr u32 NONE = ~0u;
 
 // A stack: its first weight and bias, and how many bytes further the next ones are. There may be no biases.

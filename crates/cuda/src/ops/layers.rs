@@ -14,8 +14,6 @@ use crate::weights;
 
 /// Layers of a launch, at most.
 const PARTS: usize = 4;
-/// The number of no activation in the kernels.
-const NO_ACTIVATION: usize = 7;
 
 /// Outputs of a layer.
 #[derive(Clone)]
@@ -144,7 +142,7 @@ impl Layers<'_> {
             };
         }
         let act = match self.join {
-            Join::SideBySide => NO_ACTIVATION,
+            Join::SideBySide => rowwise::NO_ACTIVATION,
             Join::Activated(act) | Join::Gated(act) => rowwise::activation(act),
         };
         args.word(act).flag(self.is_gated())

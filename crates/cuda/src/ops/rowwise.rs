@@ -93,6 +93,9 @@ pub(crate) fn norm(args: Args, by: Option<&Norm<Cuda>>) -> Args {
         .word(0)
 }
 
+/// The number of no activation in the kernels.
+pub(crate) const NO_ACTIVATION: usize = 7;
+
 /// An activation's number in the kernels (`activation.cuh`).
 pub(crate) fn activation(act: Activation) -> usize {
     match act {

@@ -4,7 +4,7 @@
 use tallow_core::ops::LinearHeads;
 use tallow_core::{Activation, Arithmetic, Result, Tensor};
 
-use super::rowwise::activation;
+use super::rowwise::{NO_ACTIVATION, activation};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
@@ -150,7 +150,7 @@ fn arg(args: Args, product: &Product<'_>) -> Args {
         Rows::Heads(_) => Routed { tiles: 0, pairs: 0, weights: 0, top_k: 0 }.arg(args),
     };
     let args = args.matrix(product.x).optional(product.gate).matrix(product.out);
-    let args = args.wide(product.act.map_or(u64::MAX, |act| activation(act) as u64));
+    let args = args.wide(product.act.map_or(NO_ACTIVATION, activation) as u64);
     match product.rows {
         Rows::Routed { .. } => [0; 5].into_iter().fold(args, Args::wide),
         Rows::Heads(op) => {

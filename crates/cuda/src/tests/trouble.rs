@@ -190,7 +190,8 @@ fn a_loss_is_noticed_wherever_it_comes_up() {
 #[test]
 fn work_that_does_not_end_loses_the_device() {
     let patience = Duration::from_millis(50);
-    let waits: [&dyn Fn(&Cuda, &Tensor<Cuda>) -> Result<()>; 4] = [
+    type Wait<'a> = &'a dyn Fn(&Cuda, &Tensor<Cuda>) -> Result<()>;
+    let waits: [Wait<'_>; 4] = [
         &|b, x| b.download::<f32>(x).map(drop),
         &|b, _| b.sync(),
         &|b, _| b.clock().map(drop),

@@ -1,7 +1,7 @@
 //! Ops that are one launch have the bits of those that they are composed of; and attention of many units those of one CTA that has
 //! all of them.
 
-use tallow_core::ops::{Attend, CausalConv, Copy, LatentWrite, QkvPrep};
+use tallow_core::ops::{Attend, CausalConv, Copy, LatentWrite, Normalize, QkvPrep};
 use tallow_core::{
     AttnSpec, Backend, DType, Heads, LayerKv, Memory, Norm, NormKind, PageTable, QkNorm, RopePairs,
     RopeTable, Span, StateRows, Step, StepPlan, Tensor, compose,
@@ -11,6 +11,9 @@ use tallow_ptx::mock::{self, Machine};
 use super::open;
 use super::products::{floats, same};
 use crate::Cuda;
+use crate::args::Args;
+use crate::gpu::Launch;
+use crate::kernels::Kernel;
 
 const TYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8];
 const PAGE: usize = 4;
@@ -69,6 +72,28 @@ fn bytes(b: &Cuda, cache: &Tensor<Cuda>) -> Vec<u8> {
     let mut bytes = vec![0; cache.bytes()];
     b.read(&mut [tallow_core::Reading { from: cache, to: &mut bytes }]).unwrap();
     bytes
+}
+
+/// A warp normalizes what is narrow, in the order of a CTA.
+#[test]
+fn a_warp_normalizes_with_the_bits_of_a_cta() {
+    let b = open(Machine::default());
+    b.gpu.stop_reuse();
+    for (width, kind) in
+        [1, 31, 64, 129, 256, 300, 512].into_iter().flat_map(|w| [(w, NormKind::Rms), (w, NormKind::Layer)])
+    {
+        let (norm, groups) = (norm(&b, kind, width), 3);
+        let x = strided(&b, &rows(5, groups * width), 5);
+        let narrow = b.run(Normalize { x: &x, norm: &norm, residual: Some(&x) }).unwrap();
+        let wide = b.alloc(DType::F32, 5, groups * width).unwrap();
+        let args = Args::new().matrix(&x).pointer(&norm.weight).optional_pointer(norm.bias.as_ref());
+        let args = args.word(width).flag(kind == NormKind::Layer).float(norm.eps).word(0);
+        let (kernel, args) = (Kernel { module: "rowwise", name: "normalize" }, args.matrix(&x).matrix(&wide));
+        let grid = [5, groups as u32, 1];
+        b.gpu.launch(&Launch { kernel, grid, block: 256, shared: 0, args }).unwrap();
+        let [narrow, wide] = [narrow, wide].map(|x| b.download::<f32>(&x).unwrap());
+        same(&narrow, &wide, || format!("{width} columns, {kind:?}"));
+    }
 }
 
 #[test]
@@ -219,10 +244,10 @@ fn attention_in_units_is_one_launch_with_the_same_bits() {
     let b = open(Machine::default());
     b.gpu.stop_reuse();
     // More units than are merged at a time; queries of several tokens, which begin to see in different units.
-    for (heads, len, tokens, window) in [
-        (Heads { q: 2, kv: 1, dim: 4 }, 66 * 256 + 9_usize, 1, None),
-        (Heads { q: 6, kv: 2, dim: 20 }, 1100, 3, Some(332)),
-        (Heads { q: 4, kv: 4, dim: 6 }, 40, 2, None),
+    for (heads, len, tokens, window, has_sinks) in [
+        (Heads { q: 2, kv: 1, dim: 4 }, 66 * 256 + 9_usize, 1, None, false),
+        (Heads { q: 6, kv: 2, dim: 20 }, 1100, 3, Some(332), true),
+        (Heads { q: 4, kv: 4, dim: 6 }, 40, 2, None, false),
     ] {
         let numbers = |seed| {
             b.upload(
@@ -234,17 +259,15 @@ fn attention_in_units_is_one_launch_with_the_same_bits() {
         };
         let (k, v) = (numbers(1), numbers(2));
         let kv = LayerKv { k: &k, v: Some(&v) };
-        for sinks in [None, Some(b.upload_row(&floats(3, heads.q)).unwrap())] {
-            let spec = spec(window, sinks);
-            let copies = 128_usize.div_ceil(heads.kv);
-            let want = attention(&b, &spec, kv, heads, [len - tokens, tokens, copies]);
-            let width = want.len() / copies;
-            want.chunks(width).for_each(|copy| same(copy, &want[..width], || "a copy".into()));
-            for seed in 0..5 {
-                mock::seed(seed);
-                let got = attention(&b, &spec, kv, heads, [len - tokens, tokens, 1]);
-                same(&got, &want[..width], || format!("{heads:?}, {len} positions, seed {seed}"));
-            }
+        let sinks = has_sinks.then(|| b.upload_row(&floats(3, heads.q)).unwrap());
+        let (spec, copies) = (spec(window, sinks), 128_usize.div_ceil(heads.kv));
+        let want = attention(&b, &spec, kv, heads, [len - tokens, tokens, copies]);
+        let width = want.len() / copies;
+        want.chunks(width).for_each(|copy| same(copy, &want[..width], || "a copy".into()));
+        for seed in 0..5 {
+            mock::seed(seed);
+            let got = attention(&b, &spec, kv, heads, [len - tokens, tokens, 1]);
+            same(&got, &want[..width], || format!("{heads:?}, {len} positions, seed {seed}"));
         }
     }
 }

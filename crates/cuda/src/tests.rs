@@ -1,6 +1,7 @@
 //! Tests of the backend without a GPU: the interpreter of `tests/ptx` takes the driver's place. Conformance of the ops, memory, and
 //! what is said when something fails.
 
+mod devices;
 mod products;
 mod trouble;
 

@@ -157,9 +157,9 @@ fn devices_that_a_variable_hides_are_said_with_it() {
         let variables = [("MOCK_CUDA_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", visible)];
         run(&variables, &[ASK, &["--device", device]].concat())
     };
-    insta::assert_snapshot!(on("", "cuda").failed(), @"");
-    insta::assert_snapshot!(on("gpu0", "cuda").failed(), @"");
-    insta::assert_snapshot!(on("1", "cuda:1").failed(), @"");
+    insta::assert_snapshot!(on("", "cuda").failed(), @"error: there is no device cuda:0: the NVIDIA driver finds no device (cuInit: CUDA_ERROR_NO_DEVICE (100), no CUDA-capable device is detected); CUDA_VISIBLE_DEVICES is set to nothing, which hides all: unset it. Take --device auto or --device cpu");
+    insta::assert_snapshot!(on("gpu0", "cuda").failed(), @r#"error: there is no device cuda:0: the NVIDIA driver finds no device (cuInit: CUDA_ERROR_NO_DEVICE (100), no CUDA-capable device is detected); CUDA_VISIBLE_DEVICES is set to "gpu0", and what does not begin with the number or the UUID of a device hides all: `nvidia-smi -L` lists them. Take --device auto or --device cpu"#);
+    insta::assert_snapshot!(on("1", "cuda:1").failed(), @r#"error: there is no device cuda:1: there are: cuda:0 interpreter; CUDA_VISIBLE_DEVICES is set to "1", and hides others. Take --device auto or --device cpu"#);
     on("1", "cuda:0").ok();
     // Who hides all means it.
     assert_eq!(on("", "auto").ok(), run(&[], ASK).ok());
@@ -193,7 +193,7 @@ fn a_gpu_is_not_listed_as_two() {
 #[test]
 fn memory_that_others_have_is_planned_around() {
     let full = run_while("take 17179000000", &[ASK, &["--device", "cuda"]].concat()).failed();
-    assert!(full.contains("848 KiB free") && full.contains("cuda:0 interpreter"), "{full}");
+    assert!(full.contains("849 KiB free") && full.contains("cuda:0 interpreter"), "{full}");
 }
 
 /// It is for one process, and another one has it.

@@ -29,7 +29,7 @@ const SAMPLE: usize = 1 << 15;
 /// of BF16 weights, or in BF16. Tensors of one format share their bytes.
 ///
 /// Which tensors there are, and their shapes, is found out by loading the model on a device that computes nothing, until no tensor
-/// is missing.
+/// is missing. Models whose experts lie in joint tensors with a row for each input (gpt-oss, Llama 4) are refused.
 pub fn like(folder: &Path, config: Value, recipe: Option<Recipe>) -> Result<Model> {
     let empty = (0..UNKNOWN).map(|i| (format!("unknown.{i}"), vec![0])).collect();
     // Blocks are not checked, so that their memory is never touched.
@@ -167,6 +167,7 @@ fn sample(folder: &Path, format: Format) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tallow_checkpoint::tensor_names::Slot;
     use tallow_support::{DECODERS, golden, json};
 
     /// Its tensors are those of the model whose settings it has.
@@ -176,6 +177,10 @@ mod tests {
             let folder = golden(name);
             let real = Model::open(&folder).unwrap();
             let like = like(&folder, json(&folder.join("config.json")), None);
+            if real.names().has(Slot::FfnGateUpExpsT) {
+                assert!(like.unwrap_err().to_string().contains("cannot be transposed"), "{name}");
+                continue;
+            }
             let like = like.unwrap_or_else(|why| panic!("{name}: {why}"));
             let shapes = |model: &Model| -> BTreeMap<String, Vec<usize>> {
                 let needed = |name: &str| !model.names().is_unused(name) && !model.is_of_mtp(name);

@@ -1,5 +1,6 @@
 //! `cargo xtask parity`: deviation of the program's outputs from the references', for each golden model as it is
-//! stored, and for each KV cache type if it has a KV cache. Written to `docs/parity.md`.
+//! stored, and for each KV cache type if it has a KV cache; and on CUDA, whose kernels are interpreted. Written to
+//! `docs/parity.md`.
 //!
 //! `cargo xtask parity FOLDER`: the same for models elsewhere; only those that deviate are reported.
 
@@ -10,10 +11,17 @@ use std::process::{Command, ExitCode};
 
 use tallow_support::{Golden, json, tensors};
 
-use crate::program::program;
+use crate::program::{library, program};
 
 /// KV cache types.
 const CACHES: [&str; 5] = ["f32", "f16", "bf16", "int8", "fp8"];
+
+/// A device that a case is computed on: its name, and the folder of a driver for it.
+type On<'a> = (&'a str, Option<&'a Path>);
+
+const CPU: On<'static> = ("cpu", None);
+/// Largest deviation that is allowed on CUDA, as a multiple of the CPU's: as in the tests of the goldens.
+const SLACK: f64 = 4.0;
 
 /// Suffixes of the tensor names that are compared.
 const COMPARED: [&str; 7] = [
@@ -73,7 +81,7 @@ fn look(root: &Path, folder: &Path) -> Result<[usize; 3], String> {
     let program = program(root, None)?;
     let mut counts = [0; 3];
     for case in cases_of(folder, folder)? {
-        match dump(&program, &case, "f32")? {
+        match dump(&program, CPU, &case, "f32")? {
             Err(why) => {
                 println!("refused: {why}");
                 counts[2] += 1;
@@ -92,6 +100,7 @@ fn look(root: &Path, folder: &Path) -> Result<[usize; 3], String> {
 
 fn write(root: &Path) -> Result<usize, String> {
     let program = program(root, None)?;
+    let driver = driver(root)?;
     let cases = cases(&root.join("tests/goldens"))?;
     let mut table = String::new();
     let mut too_far = Vec::new();
@@ -99,13 +108,18 @@ fn write(root: &Path) -> Result<usize, String> {
         let wanted = tensors(&case.golden);
         let mut row = format!("| {} | {} | {:.0e} |", case.name, case.stored, case.tolerance);
         for cache in case.caches {
-            let far = distance(&wanted, &dump(&program, case, cache)??)?;
+            let far = distance(&wanted, &dump(&program, CPU, case, cache)??)?;
             let _ = write!(row, " {far:.1e} |");
             if *cache == "f32" && f64::from(far) > case.tolerance {
                 too_far.push(format!("{}: off by {far:.1e}", case.name));
             }
         }
         row += &" |".repeat(CACHES.len() - case.caches.len());
+        let far = distance(&wanted, &dump(&program, ("cuda", Some(&driver)), case, "f32")??)?;
+        let _ = write!(row, " {far:.1e} |");
+        if f64::from(far) > SLACK * case.tolerance {
+            too_far.push(format!("{}: off by {far:.1e} on CUDA", case.name));
+        }
         println!("{row}");
         let _ = writeln!(table, "{row}");
     }
@@ -113,7 +127,8 @@ fn write(root: &Path) -> Result<usize, String> {
     let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let (before, rest) = text.split_once(BEGIN).ok_or("docs/parity.md has no place for the table")?;
     let (_, after) = rest.split_once(END).ok_or("docs/parity.md has no end of the table")?;
-    let head = "| model | stored as | allowed | f32 | f16 | bf16 | int8 | fp8 |\n|---|---|---|---|---|---|---|---|\n";
+    std::fs::remove_dir_all(&driver).map_err(|e| format!("{}: {e}", driver.display()))?;
+    let head = "| model | stored as | allowed | f32 | f16 | bf16 | int8 | fp8 | f32, CUDA |\n|---|---|---|---|---|---|---|---|---|\n";
     let text = format!("{before}{BEGIN}\n{head}{table}{END}{after}");
     std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
     match too_far.is_empty() {
@@ -124,6 +139,15 @@ fn write(root: &Path) -> Result<usize, String> {
 
 const BEGIN: &str = "<!-- parity -->";
 const END: &str = "<!-- /parity -->";
+
+/// A folder with the driver that interprets kernels, under the name that the program looks for.
+fn driver(root: &Path) -> Result<PathBuf, String> {
+    let folder = std::env::temp_dir().join(format!("tallow-parity-driver-{}", std::process::id()));
+    let wrong = |e: std::io::Error| format!("{}: {e}", folder.display());
+    std::fs::create_dir_all(&folder).map_err(wrong)?;
+    std::fs::copy(library(root)?, folder.join("libcuda.so.1")).map_err(wrong)?;
+    Ok(folder)
+}
 
 /// All golden models: folders, and GGUF files that are twins of one.
 fn cases(goldens: &Path) -> Result<Vec<Case>, String> {
@@ -214,12 +238,17 @@ fn stored(folder: &Path) -> String {
 /// The program's outputs for a case, or the reason for its refusal. A crash must not pass as a refusal.
 fn dump(
     program: &Path,
+    (device, driver): On<'_>,
     case: &Case,
     cache: &str,
 ) -> Result<Result<BTreeMap<String, Golden>, String>, String> {
     let output = std::env::temp_dir().join(format!("tallow-parity-{}.safetensors", std::process::id()));
-    let run = Command::new(program)
-        .args(["dump", "--device", "cpu", "--precision", cache])
+    let mut command = Command::new(program);
+    if let Some(driver) = driver {
+        command.env("LD_LIBRARY_PATH", driver);
+    }
+    let run = command
+        .args(["dump", "--device", device, "--precision", cache])
         .arg(&case.model)
         .arg("--in")
         .arg(&case.golden)

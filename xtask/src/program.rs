@@ -13,13 +13,27 @@ pub(crate) fn program(root: &Path, given: Option<&Path>) -> Result<PathBuf, Stri
 
 /// Builds the program. Returns its path.
 fn build(root: &Path) -> Result<PathBuf, String> {
+    let made = made(root, "tallow")?;
+    let mut programs = made.iter().filter_map(|m| Some(PathBuf::from(m.get("executable")?.as_str()?)));
+    programs.next_back().ok_or_else(|| "cargo does not say where the program is".into())
+}
+
+/// Builds the driver that interprets kernels. Returns the path of its library.
+pub(crate) fn library(root: &Path) -> Result<PathBuf, String> {
+    let made = made(root, "tallow-ptx-library")?;
+    let files = made.iter().filter_map(|m| m.get("filenames")?.as_array()).flatten();
+    let mut libraries = files.filter_map(|file| Some(PathBuf::from(file.as_str()?)));
+    let library = libraries.rfind(|path| path.ends_with("libtallow_ptx_library.so"));
+    library.ok_or_else(|| "cargo does not say where the driver is".into())
+}
+
+/// Cargo's messages about what it builds of a package.
+fn made(root: &Path, package: &str) -> Result<Vec<serde_json::Value>, String> {
     let mut cargo = Command::new("cargo");
-    cargo.args(["build", "--release", "--quiet", "-p", "tallow"]);
+    cargo.args(["build", "--release", "--quiet", "-p", package]);
     cargo.args(["--message-format", "json-render-diagnostics"]);
     let messages = output(cargo.current_dir(root))?;
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut made = messages.filter_map(|m| Some(PathBuf::from(m.get("executable")?.as_str()?)));
-    made.next_back().ok_or_else(|| "cargo does not say where the program is".into())
+    Ok(messages.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 /// A command's standard output, if it succeeds.

@@ -14,7 +14,7 @@ use tallow_engine::step_budget;
 use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 
-use crate::devices::{CpuOptions, Device, Hardware, Task, Traits, candidates};
+use crate::devices::{CpuOptions, Device, Hardware, MeasuredBackend, Task, Traits, candidates};
 use crate::fit::on_one_of;
 use crate::load::{LoadedModel, quantized};
 use crate::memory::{self, Plan};
@@ -163,6 +163,9 @@ impl<I: FnOnce() -> Result<Info, Failed>> Task for StartEngine<I> {
         spawn(info, move || {
             let traits = device.traits();
             let runner = loading.runner(loading.open(&device, cpu)?, traits)?;
+            if let Some(why) = runner.backend().slowed() {
+                tracing::warn!("{why}");
+            }
             let limits = match may_limit {
                 true => paced(&runner, limits, loading.shape.page_len, traits)?,
                 false => limits,

@@ -30,6 +30,7 @@ pub(crate) static VARIABLES: &[Variable] = &[
     variable("HTTPS_PROXY", "proxy for downloads: http:// or socks5:// (also `https_proxy`)"),
     variable("ALL_PROXY", "proxy for downloads, if HTTPS_PROXY does not say (also `all_proxy`)"),
     variable("NO_PROXY", "hosts that are reached without the proxy (also `no_proxy`)"),
+    variable("CUDA_VISIBLE_DEVICES", "NVIDIA's GPUs that its driver shows to programs: numbers or UUIDs"),
     variable("NO_COLOR", "set to anything: no colours"),
     variable("TERM", "`dumb`: no colours, and no line editing in chats"),
     variable("HOME", "where the folders below are, if they are not set"),
@@ -44,7 +45,12 @@ pub(crate) static VARIABLES: &[Variable] = &[
 
 /// Value of a variable; an empty one is treated as unset.
 pub(crate) fn get(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|v| !v.is_empty())
+    get_as_set(name).filter(|v| !v.is_empty())
+}
+
+/// Value of a variable for which an empty one means something.
+pub(crate) fn get_as_set(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// All variables that are set, of these and those of `settings`. Secrets are masked.

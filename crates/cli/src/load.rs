@@ -1,5 +1,6 @@
 //! From a model's name to an open model.
 
+use std::path::Path;
 use std::sync::OnceLock;
 
 use tallow_checkpoint::Checkpoint;
@@ -134,6 +135,14 @@ pub(crate) fn model(name: &str, how: OpenOptions) -> Result<Model, Failed> {
     model.recipe = how.quant;
     quantized(&model).for_each(|note| note.show());
     Ok(model)
+}
+
+/// A decoder of random weights in the shape that `config` describes, a file or a folder with `config.json`.
+pub(crate) fn like(config: &Path, sources: &Sources, quant: Option<Recipe>) -> Result<Model, Failed> {
+    let quant = sources.find("quant", quant)?.map(|quant| quant.value);
+    let file = if config.is_dir() { config.join("config.json") } else { config.to_owned() };
+    let settings = tallow_checkpoint::read_json(&file)?;
+    Ok(tallow_models::like(file.parent().unwrap_or(Path::new("")), settings, quant)?)
 }
 
 /// Notes on how the model is quantized on load.

@@ -31,6 +31,8 @@ pub(crate) mod code {
     /// Driver parts of different versions, or a stub.
     pub(crate) const STUB: c_int = 34;
     pub(crate) const MISMATCH: c_int = 803;
+    /// The links between a machine's GPUs are not configured yet.
+    pub(crate) const NOT_READY_YET: c_int = 802;
     /// The system denies access to the device.
     pub(crate) const UNAVAILABLE: c_int = 46;
     pub(crate) const OPERATING_SYSTEM: c_int = 304;
@@ -48,6 +50,7 @@ pub(crate) mod attribute {
 
     pub(crate) const MULTIPROCESSORS: c_int = 16;
     pub(crate) const INTEGRATED: c_int = 18;
+    pub(crate) const COMPUTE_MODE: c_int = 20;
     pub(crate) const MAJOR: c_int = 75;
     pub(crate) const MINOR: c_int = 76;
     pub(crate) const SHARED_MEMORY: c_int = 97;
@@ -205,15 +208,17 @@ impl Driver {
         Ok((version / 1000, version % 1000 / 10))
     }
 
-    /// Starts the driver, as must be done before all else; more than once does no harm.
-    pub(crate) fn start(&self) -> Result<()> {
+    /// Starts the driver, as must be done before all else; more than once does no harm. `visible` is what `CUDA_VISIBLE_DEVICES` is
+    /// set to, for messages.
+    pub(crate) fn start(&self, visible: Option<&str>) -> Result<()> {
         // SAFETY: it takes no more than flags, of which there are none.
         unsafe { self.init(0) }.map_err(|failure| {
             let said = self.describe(failure);
             let (why, next) = match failure.code {
-                code::NO_DEVICE => (
-                    "finds no device",
-                    "check that there is an NVIDIA GPU, and that CUDA_VISIBLE_DEVICES, if it is set, names it",
+                code::NO_DEVICE => return no_device(&format!(" ({said})"), visible),
+                code::NOT_READY_YET => (
+                    "is not ready",
+                    "wait until the machine has started; one with NVSwitch needs the service nvidia-fabricmanager",
                 ),
                 code::STUB => ("is a stub to build programs with", "install the driver itself"),
                 code::MISMATCH => {
@@ -264,6 +269,19 @@ pub fn is_expected() -> bool {
     // SAFETY: it takes no more than flags, of which there are none.
     let started = unsafe { driver.init(0) };
     !matches!(started, Err(Failure { code: code::NO_DEVICE, .. }))
+}
+
+/// The driver knows of no device that this program may use: `said` are its words, `visible` is what `CUDA_VISIBLE_DEVICES` is set to.
+pub(crate) fn no_device(said: &str, visible: Option<&str>) -> Error {
+    let next = match visible.map(str::trim) {
+        None => "check that there is an NVIDIA GPU and, if it is in MIG mode, that it has an instance: `nvidia-smi -L`".into(),
+        Some("") => "CUDA_VISIBLE_DEVICES is set to nothing, which hides all: unset it".into(),
+        Some(set) => format!(
+            "CUDA_VISIBLE_DEVICES is set to {set:?}, and what does not begin with the number or the UUID of a device hides all: \
+             `nvidia-smi -L` lists them"
+        ),
+    };
+    unusable(format!("the NVIDIA driver finds no device{said}; {next}"))
 }
 
 /// CUDA cannot be used at all.

@@ -2,6 +2,7 @@
 //! what is said when something fails.
 
 mod attention;
+mod devices;
 mod experts;
 mod layers;
 mod products;

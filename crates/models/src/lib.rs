@@ -12,6 +12,7 @@ pub mod encoder;
 mod error;
 pub mod families;
 pub mod file_type;
+mod like;
 mod model;
 pub mod mtp;
 pub mod recipe;
@@ -22,6 +23,7 @@ pub mod weights;
 
 pub use any_model::AnyModel;
 pub use error::{LoadError, Result};
+pub use like::like;
 pub use model::Model;
 
 /// The examples of the README compile.

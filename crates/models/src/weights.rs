@@ -48,6 +48,8 @@ pub struct Weights<'a, B: Backend> {
     source: Source<'a>,
     used: BTreeSet<String>,
     targets: Vec<Target>,
+    /// The tensor whose absence was the last error, and its shape.
+    missing: Option<(String, Vec<usize>)>,
     done: usize,
     total: usize,
     progress: Progress<'a>,
@@ -131,7 +133,7 @@ pub(crate) struct Common {
 impl<'a, B: Backend> Weights<'a, B> {
     pub(crate) fn new(b: &'a B, source: Source<'a>, progress: Progress<'a>) -> Weights<'a, B> {
         let (used, targets, total) = (BTreeSet::new(), Vec::new(), source.bytes());
-        Weights { b, source, used, targets, done: 0, total, progress }
+        Weights { b, source, used, targets, missing: None, done: 0, total, progress }
     }
 
     /// The device that weights are loaded onto.
@@ -150,6 +152,11 @@ impl<'a, B: Backend> Weights<'a, B> {
 
     pub(crate) fn spec(&self) -> Common {
         self.source.spec
+    }
+
+    /// The tensor that was missing, if that is why loading failed, and its shape.
+    pub(crate) fn missing(self) -> Option<(String, Vec<usize>)> {
+        self.missing
     }
 
     fn path(&self) -> &'a Path {
@@ -176,6 +183,7 @@ impl<'a, B: Backend> Weights<'a, B> {
     fn shaped(&mut self, name: &str, shape: &[usize]) -> Result<&'a Stored> {
         let field = || format!("tensor {name:?}");
         let Some((name, stored)) = self.find(name) else {
+            self.missing = Some((name.to_owned(), shape.to_vec()));
             return Err(LoadError::bad(self.path(), field(), "is missing"));
         };
         if stored.shape != shape {

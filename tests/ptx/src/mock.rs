@@ -6,6 +6,7 @@
 
 mod functions;
 mod graphs;
+mod script;
 
 use std::alloc::Layout;
 use std::cell::RefCell;
@@ -22,6 +23,7 @@ use crate::module::{Kernel, Module};
 
 pub use functions::symbol;
 use graphs::Graphs;
+use script::{Order, Script};
 
 /// A machine with NVIDIA's driver.
 #[derive(Clone, Debug)]
@@ -58,6 +60,8 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// Its place on the bus.
     pub pci: String,
+    /// How programs may share it: 0 by default, 2 for nobody, 3 for one process at a time.
+    pub compute_mode: i32,
 }
 
 impl Default for Gpu {
@@ -70,6 +74,7 @@ impl Default for Gpu {
             shared_memory: 99 << 10,
             uuid: *b"interpreter no 0",
             pci: "0000:01:00.0".into(),
+            compute_mode: 0,
         }
     }
 }
@@ -90,8 +95,9 @@ impl Default for Machine {
 
 impl Machine {
     /// What a thread has until it is given another. For programs that load `library`: `MOCK_CUDA_DEVICES` counts the devices,
-    /// `MOCK_CUDA_CAPABILITY` is theirs, as in 75 for 7.5, and `MOCK_CUDA_VERSION` the driver's; with `MOCK_CUDA_COMPUTES=0` nothing
-    /// is computed.
+    /// `MOCK_CUDA_CAPABILITY` is theirs, as in 75 for 7.5, `MOCK_CUDA_UUID` the first one's, in hexadecimal digits, and
+    /// `MOCK_CUDA_VERSION` the driver's; with `MOCK_CUDA_COMPUTES=0` nothing is computed. `CUDA_VISIBLE_DEVICES` chooses among the
+    /// devices, as it does for NVIDIA's driver, and `MOCK_CUDA_SCRIPT` names a file of [`Order`]s.
     fn of_environment() -> Machine {
         let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
         let (mut gpu, machine) = (Gpu::default(), Machine::default());
@@ -99,11 +105,31 @@ impl Machine {
             gpu.capability = (capability / 10, capability % 10);
         }
         let count = number("MOCK_CUDA_DEVICES").unwrap_or(1) as usize;
+        let mut devices: Vec<Gpu> = (0..count).map(|index| gpu.at(index)).collect();
+        if let (Some(first), Ok(uuid)) = (devices.first_mut(), std::env::var("MOCK_CUDA_UUID")) {
+            first.uuid = u128::from_str_radix(&uuid, 16).map_or(first.uuid, u128::to_be_bytes);
+        }
+        if let Ok(visible) = std::env::var("CUDA_VISIBLE_DEVICES") {
+            // What follows the first that names no device is not looked at.
+            let chosen =
+                visible.split(',').map_while(|index| devices.get(index.parse::<usize>().ok()?).cloned());
+            devices = chosen.collect();
+        }
         let driver_version =
             number("MOCK_CUDA_VERSION").map_or(machine.driver_version, |version| version as i32);
         let computes = number("MOCK_CUDA_COMPUTES") != Some(0);
         // Programs measure steps on caches that nobody wrote.
-        Machine { devices: vec![gpu; count], driver_version, computes, zeroes: true, ..machine }
+        Machine { devices, driver_version, computes, zeroes: true, ..machine }
+    }
+}
+
+impl Gpu {
+    /// The same at another place of the machine.
+    fn at(&self, index: usize) -> Gpu {
+        let mut gpu = self.clone();
+        gpu.uuid[15] = b'0' + index as u8;
+        gpu.pci = format!("0000:{:02x}:00.0", index + 1);
+        gpu
     }
 }
 
@@ -115,6 +141,11 @@ pub fn set(machine: Machine) {
 /// Decides in which order the CTAs and warps of launches are executed from now on.
 pub fn seed(seed: u64) {
     STATE.with(|state| state.borrow_mut().seed = seed);
+}
+
+/// Other programs have so many bytes of each device from now on.
+pub fn others_take(bytes: u64) {
+    STATE.with(|state| state.borrow_mut().taken = bytes);
 }
 
 /// What the last call was about that failed for more than its code says: a kernel that went astray, PTX that is not understood, a
@@ -167,14 +198,21 @@ const SHARED: u32 = 48 << 10;
 const MOST_CTAS: u32 = 65_535;
 
 thread_local! {
-    static STATE: RefCell<State> =
-        RefCell::new(State { machine: Machine::of_environment(), ..State::default() });
+    static STATE: RefCell<State> = RefCell::new(State {
+        machine: Machine::of_environment(),
+        script: Script::of_environment(),
+        ..State::default()
+    });
 }
 
 /// Counters of the thread's machine.
 #[derive(Default)]
 struct State {
     machine: Machine,
+    /// What is to happen by the file that a program's tests write, if there is one.
+    script: Option<Script>,
+    /// Bytes of each device that other programs have.
+    taken: u64,
     is_started: bool,
     calls: HashMap<&'static str, u64>,
     /// The devices' primary contexts.
@@ -265,13 +303,37 @@ impl State {
         let calls = self.calls.entry(name).or_default();
         *calls += 1;
         let planned = self.machine.fail.iter().find(|(what, nth, _)| (*what, *nth) == (name, *calls));
-        let Some((_, _, code)) = planned.copied() else { return Ok(()) };
+        let planned = planned.map(|(_, _, code)| *code);
+        let Some(code) = planned.or_else(|| self.follow_script(name)) else { return Ok(()) };
         if code::is_sticky(code)
             && let Some(context) = self.current.and_then(|index| self.contexts.get_mut(&index))
         {
             context.sticky = Some(code);
         }
         Err(code)
+    }
+
+    /// Does what the script says now. Returns what it has the function return.
+    fn follow_script(&mut self, name: &str) -> Option<c_int> {
+        let orders = self.script.as_ref()?.orders();
+        let (mut fails, was_taken) = (None, std::mem::take(&mut self.taken));
+        for order in orders {
+            match order {
+                Order::Fail { function, code } if function == name => fails = Some(code),
+                Order::Slow { function, time } if function == name => std::thread::sleep(time),
+                Order::Take(bytes) => self.taken = bytes,
+                Order::Fill if was_taken > 0 => self.taken = was_taken,
+                Order::Fill => self.taken = self.current.map_or(0, |index| self.free(index)),
+                Order::Fail { .. } | Order::Slow { .. } => {}
+            }
+        }
+        fails
+    }
+
+    /// Bytes of a device that nobody has.
+    fn free(&self, index: usize) -> u64 {
+        let own = self.contexts.get(&index).map_or(0, |context| context.allocations.values().sum::<u64>());
+        self.machine.devices.get(index).map_or(0, |gpu| gpu.memory.saturating_sub(own + self.taken))
     }
 
     fn started(&self) -> Outcome {
@@ -320,13 +382,13 @@ impl State {
 
     fn alloc(&mut self, bytes: usize) -> Result<u64, c_int> {
         let Machine { zeroes, computes, .. } = self.machine;
-        let (context, gpu) = self.context()?;
+        let free = self.current.map_or(0, |index| self.free(index));
+        let (context, _) = self.context()?;
         context.graphs.may_wait()?;
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
-        let used: u64 = context.allocations.values().sum();
-        if used.checked_add(bytes as u64).is_none_or(|used| used > gpu.memory) {
+        if bytes as u64 > free {
             return Err(code::OUT_OF_MEMORY);
         }
         let address = context.device.alloc(if computes { bytes } else { 0 });

@@ -44,6 +44,12 @@ pub(crate) struct Bench {
     /// The models [default: demo]
     #[arg(value_name = "MODEL", value_delimiter = ',')]
     pub model: Vec<String>,
+    /// Measure random weights in the shape of this config.json, without a model's files
+    ///
+    /// A config.json of a decoder on the Hugging Face hub, or a folder with one. --quant gives the weights' type [default: bf16].
+    /// Weights of one type repeat the same bytes, so that few are made; speed does not depend on their values.
+    #[arg(long, value_name = "CONFIG", conflicts_with = "model")]
+    pub like: Option<PathBuf>,
     /// Prompt tokens to measure (prefill)
     #[arg(short = 'p', long, value_name = "N", value_delimiter = ',', default_value = "512")]
     pub n_prompt: Vec<usize>,
@@ -128,7 +134,7 @@ pub(crate) struct Bench {
     ///
     /// Half a minute: read speed, and products of random weights with one row, 8 and 512, on one thread and on all, as parts of
     /// what the machine can do. Says what stands out; the output can be pasted into an issue.
-    #[arg(long, conflicts_with_all = ["model", "n_prompt", "n_gen", "pg", "n_depth", "sequences", "n_batch", "n_ubatch"])]
+    #[arg(long, conflicts_with_all = ["model", "like", "n_prompt", "n_gen", "pg", "n_depth", "sequences", "n_batch", "n_ubatch"])]
     #[arg(conflicts_with_all = ["gpu_layers", "kv", "output", "lora", "explain", "quant"])]
     pub self_check: bool,
     /// Quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …

@@ -49,14 +49,23 @@ pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
         ));
     }
     let demo = [DEMO.to_owned()];
-    let names = if args.model.is_empty() { &demo[..] } else { &args.model };
+    let like = args.like.as_deref().map(|config| load::like(config, sources, args.quant)).transpose()?;
+    let like_name = args.like.as_ref().map(|config| [config.display().to_string()]);
+    let names = match &like_name {
+        Some(name) => &name[..],
+        None if args.model.is_empty() => &demo[..],
+        None => &args.model,
+    };
     let threads: Vec<Option<usize>> =
         if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };
     let kvs: Vec<Option<&str>> =
         if args.kv.is_empty() { vec![None] } else { args.kv.iter().map(|kv| Some(kv.as_str())).collect() };
     let mut report = Report::new(args.output, tests.iter().map(|test| label(*test).chars().count()).max())?;
     for name in names {
-        let model = load::model(name, load::OpenOptions::new(sources, args.offline, args.quant)?)?;
+        let model = match &like {
+            Some(model) => model.clone(),
+            None => load::model(name, load::OpenOptions::new(sources, args.offline, args.quant)?)?,
+        };
         let device = requested_device(args, &model)?;
         for (threads, batch, kv) in settings(&threads, &batches(args), &kvs) {
             let device = DeviceArgs {

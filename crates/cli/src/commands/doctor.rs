@@ -28,8 +28,12 @@ pub(crate) fn doctor(args: Doctor, sources: &Sources) -> Result<(), Failed> {
     if !args.report {
         cache(&mut text, sources, args.engine.offline)?;
     }
-    for device in Device::all() {
-        text += &describe(&device, args.report);
+    let (devices, refused) = Device::all();
+    for device in &devices {
+        text += &describe(device, &devices, args.report);
+    }
+    for (kind, why) in refused {
+        let _ = writeln!(text, "\n{kind}\n  cannot be used: {why}");
     }
     if args.report {
         return print(&terminal::sanitized(&format!("```\n{text}```\n")));
@@ -135,13 +139,14 @@ fn of_one_use(
     found.map(drop)
 }
 
-/// A device, its properties, and a conformance test of its ops: the full one if `whole`, else a brief one on hardware
+/// A device of `all`, its properties, and a conformance test of its ops: the full one if `whole`, else a brief one on hardware
 /// only.
-fn describe(device: &Device, whole: bool) -> String {
+fn describe(device: &Device, all: &[Device], whole: bool) -> String {
     let mut text = format!("\n{device}\n");
     let info = device.info();
     let memory = info.memory().map(|m| ("memory", format!("{} of {} free", size(m.free), size(m.total))));
-    for (what, value) in info.facts().into_iter().chain(memory) {
+    let same = device.others_of(all).map(|other| ("same as", format!("{other}, reached another way")));
+    for (what, value) in info.facts().into_iter().chain(memory).chain(same) {
         let _ = writeln!(text, "  {what:<12} {value}");
     }
     let suite = match whole {

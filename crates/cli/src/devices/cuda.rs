@@ -3,33 +3,46 @@
 use std::cmp::Reverse;
 use std::fmt;
 
-use tallow_core::{Error, Format};
+use tallow_core::{Backend, Error, Format};
 use tallow_cuda::{Cuda, Found, SpeedProbe};
 
 use super::memory::Memory;
-use super::{CpuOptions, DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits, Unusable};
-use crate::Failed;
+use super::{
+    CpuOptions, DeviceInfo, Hardware, Identity, MeasuredBackend, PROBE_BYTES, Speeds, Traits, Unusable,
+};
+use crate::{Failed, env};
 
 #[derive(Clone, Debug)]
 pub(super) struct Gpu(Found);
 
-/// All GPUs of NVIDIA's driver.
-pub(super) fn all() -> Vec<Gpu> {
-    tallow_cuda::devices().unwrap_or_default().into_iter().map(Gpu).collect()
+/// What says which GPUs the driver shows to a program; an empty value hides all.
+const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// GPUs of NVIDIA's driver, of those that it shows. If there are none, why.
+fn found() -> Result<Vec<Found>, Unusable> {
+    let visible = env::get_as_set(VISIBLE);
+    tallow_cuda::devices(visible.as_deref()).map_err(|e| {
+        let why = match e {
+            Error::Device { why, .. } => why,
+            other => other.to_string(),
+        };
+        Unusable { why, surprising: tallow_cuda::is_expected() }
+    })
+}
+
+/// All GPUs of NVIDIA's driver, or why it has none.
+pub(super) fn all() -> Result<Vec<Gpu>, Unusable> {
+    Ok(found()?.into_iter().map(Gpu).collect())
 }
 
 /// GPUs that can run our kernels: those with memory of their own before others, then by most memory. If there is none, why.
 pub(super) fn usable() -> Result<Vec<Gpu>, Unusable> {
-    let found = match tallow_cuda::devices() {
-        Ok(found) => found,
-        Err(e) if tallow_cuda::is_expected() => return Err(Unusable { why: reason(e), surprising: true }),
-        Err(_) => {
-            let why = "NVIDIA's driver is not here, or offers none".to_owned();
-            return Err(Unusable { why, surprising: false });
-        }
-    };
+    let found = found().map_err(|none| match none.surprising {
+        true => none,
+        false => Unusable { why: "NVIDIA's driver is not here, or offers none".to_owned(), ..none },
+    });
     let (mut usable, mut unfit) = (Vec::new(), Vec::new());
-    for found in found {
+    for found in found? {
         match found.check() {
             Ok(()) => usable.push(Gpu(found)),
             Err(why) => unfit.push(why.to_string()),
@@ -44,24 +57,19 @@ pub(super) fn usable() -> Result<Vec<Gpu>, Unusable> {
 
 /// The requested GPU, by its index among the driver's.
 pub(super) fn named(name: &str, index: usize) -> Result<Gpu, Failed> {
-    let (found, here) = match tallow_cuda::devices() {
+    let (found, here) = match found() {
         Ok(found) => {
             let names: Vec<String> = found.iter().map(|f| f.about().to_string()).collect();
-            (found, format!("there are: {}", names.join(", ")))
+            let hidden = env::get_as_set(VISIBLE).map_or(String::new(), |visible| {
+                format!("; {VISIBLE} is set to {visible:?}, and hides others")
+            });
+            (found, format!("there are: {}{hidden}", names.join(", ")))
         }
-        Err(e) => (Vec::new(), reason(e)),
+        Err(none) => (Vec::new(), none.why),
     };
     let found = found.into_iter().find(|f| f.about().index == index);
     let instead = "Take --device auto or --device cpu";
     found.map(Gpu).ok_or_else(|| Failed::new(format!("there is no device {name}:{index}: {here}. {instead}")))
-}
-
-/// Why there are no devices, in a sentence that names them already.
-fn reason(e: Error) -> String {
-    match e {
-        Error::Device { why, .. } => why,
-        other => other.to_string(),
-    }
 }
 
 impl fmt::Display for Gpu {
@@ -99,6 +107,11 @@ impl DeviceInfo for Gpu {
         facts
     }
 
+    fn identity(&self) -> Identity {
+        let about = self.0.about();
+        Identity { uuid: about.uuid, pci: about.pci.clone() }
+    }
+
     fn traits(&self) -> Traits {
         let shares_memory = self.0.about().shares_memory;
         Traits { accelerator: true, compiles_kernels: true, captures: true, shares_memory }
@@ -127,5 +140,11 @@ impl MeasuredBackend for Cuda {
     fn costs(&self) -> Vec<(&'static str, usize)> {
         let counts = self.counts();
         vec![("launches", counts.launches), ("read-backs", counts.reads)]
+    }
+
+    fn slowed(&self) -> Option<String> {
+        (self.counts().pageable > 0).then(|| {
+            format!("the system refuses to pin memory (`ulimit -l` shows its limit): copies to and from {} are slower", self.label())
+        })
     }
 }

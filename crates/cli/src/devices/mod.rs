@@ -3,6 +3,7 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod identity;
 mod memory;
 mod packed;
 mod select;
@@ -17,6 +18,7 @@ use tallow_models::Model;
 use crate::Failed;
 
 pub(crate) use cpu::{CpuOptions, CpuSpeeds, Isa, Numa, cores, cpu_name};
+pub(crate) use identity::Identity;
 pub(crate) use memory::Memory;
 pub(crate) use packed::{PackedWeights, WeightsIn};
 pub(crate) use select::{DeviceChoice, candidates};
@@ -59,12 +61,12 @@ macro_rules! accelerators {
             }
         }
 
-        /// All accelerators of this machine.
-        fn accelerators() -> Vec<Device> {
-            let devices: Vec<Vec<Device>> = Vec::from([
-                $($(#[$cfg])* $module::all().into_iter().map(|device| Device(Kind::$kind(device))).collect(),)*
-            ]);
-            devices.concat()
+        /// The accelerators of this machine, for each kind that this program was built with, or why there are none.
+        fn accelerators() -> Vec<(&'static str, Result<Vec<Device>, Unusable>)> {
+            Vec::from([$($(#[$cfg])* (
+                stringify!($module),
+                $module::all().map(|all| all.into_iter().map(|device| Device(Kind::$kind(device))).collect()),
+            ),)*])
         }
 
         /// For each kind of accelerators that this program was built with: those to take without being asked for one, best
@@ -117,9 +119,24 @@ impl Device {
         matches!(self.0, Kind::Cpu(_))
     }
 
-    /// All devices of this machine, the CPU first.
-    pub(crate) fn all() -> Vec<Device> {
-        std::iter::once(Device::cpu()).chain(accelerators()).collect()
+    /// All devices of this machine, the CPU first; and the kinds of which there should be some that cannot be used, with the reason.
+    pub(crate) fn all() -> (Vec<Device>, Vec<(&'static str, String)>) {
+        let (mut devices, mut refused) = (vec![Device::cpu()], Vec::new());
+        for (kind, found) in accelerators() {
+            match found {
+                Ok(found) => devices.extend(found),
+                Err(none) if none.surprising => refused.push((kind, none.why)),
+                Err(_) => {}
+            }
+        }
+        (devices, refused)
+    }
+
+    /// Those of `devices` that are this one, reached through another interface.
+    pub(crate) fn others_of<'a>(&self, devices: &'a [Device]) -> impl Iterator<Item = &'a Device> {
+        let (name, identity) = (self.to_string(), self.info().identity());
+        let is_same = move |device: &Device| identity.is(&device.info().identity());
+        devices.iter().filter(move |device| is_same(device) && device.to_string() != name)
     }
 }
 
@@ -144,6 +161,11 @@ pub(crate) trait DeviceInfo: fmt::Display {
 
     /// Properties for display.
     fn facts(&self) -> Vec<(&'static str, String)>;
+
+    /// What tells it from other hardware.
+    fn identity(&self) -> Identity {
+        Identity::default()
+    }
 
     /// Properties that matter to how models run on it.
     fn traits(&self) -> Traits;
@@ -207,6 +229,11 @@ pub(crate) trait MeasuredBackend: Backend {
 
     /// `weights`: the format of the model's weights.
     fn speeds(&self, probe: &Self::Probe, weights: Format) -> Result<Speeds, Failed>;
+
+    /// Why it is slower than it should be, as far as shows once a model is loaded.
+    fn slowed(&self) -> Option<String> {
+        None
+    }
 
     /// Counters of what steps cost; empty if the backend has none.
     fn costs(&self) -> Vec<(&'static str, usize)> {

@@ -7,15 +7,17 @@ use tallow_core::Format;
 use tallow_wgpu::{Found, SpeedProbe, Wgpu};
 
 use super::memory::Memory;
-use super::{CpuOptions, DeviceInfo, Hardware, MeasuredBackend, PROBE_BYTES, Speeds, Traits, Unusable};
+use super::{
+    CpuOptions, DeviceInfo, Hardware, Identity, MeasuredBackend, PROBE_BYTES, Speeds, Traits, Unusable,
+};
 use crate::Failed;
 
 #[derive(Clone, Debug)]
 pub(super) struct Gpu(Found);
 
-/// All GPUs of this machine, software renderers among them.
-pub(super) fn all() -> Vec<Gpu> {
-    tallow_wgpu::devices().into_iter().map(Gpu).collect()
+/// All GPUs of this machine, software renderers among them. There may be none.
+pub(super) fn all() -> Result<Vec<Gpu>, Unusable> {
+    Ok(tallow_wgpu::devices().into_iter().map(Gpu).collect())
 }
 
 /// Usable GPUs: those with memory of their own before others, then by most free memory. If there is none, why.
@@ -93,6 +95,11 @@ impl DeviceInfo for Gpu {
             ("driver", about.driver.clone()),
             ("features", about.features.join(", ")),
         ]
+    }
+
+    fn identity(&self) -> Identity {
+        let about = self.0.about();
+        Identity { uuid: about.uuid, pci: about.pci.clone() }
     }
 
     fn traits(&self) -> Traits {

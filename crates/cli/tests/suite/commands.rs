@@ -4,6 +4,7 @@ use std::process::Stdio;
 
 use crate::common::{Did, Home, did};
 use serde_json::Value;
+use tallow_models::Model;
 use tallow_support::{golden, root};
 
 const STORY: [&str; 7] = ["run", "demo", "--seed", "7", "-n", "24", "Once upon a time"];
@@ -372,7 +373,41 @@ fn speeds_are_written_in_the_shape_that_scripts_know() {
     assert!(home.run(&["bench", "-d", "4096"]).failed().contains("the model's context is 1024"));
 }
 
-/// The shares of the ops, and of what is outside of them, add up to the whole step.
+/// Random weights have the sizes of the model whose settings they are made from.
+#[test]
+fn a_model_that_is_not_here_is_measured_by_its_settings() {
+    let home = Home::new();
+    for name in ["llama", "qwen3-moe"] {
+        let folder = golden(name);
+        // Norms are kept in f32, as GGUF files keep them, and those of the goldens in two bytes.
+        let real = Model::open(&folder).unwrap();
+        let vectors = real.checkpoint.tensors().filter(|(_, stored)| stored.shape.len() == 1);
+        let more = 2 * vectors.map(|(_, stored)| stored.len() as u64).sum::<u64>();
+        let (folder, config) = (folder.to_str().unwrap(), folder.join("config.json"));
+        let config = home.file(&format!("{name}/config.json"), std::fs::read(config).unwrap());
+        let sizes = |model: &[&str]| -> Vec<[u64; 2]> {
+            let how = ["--device", "cpu", "-p", "8", "-n", "2", "-r", "1", "-o", "json"];
+            let rows = home.run(&[&["bench"], model, &how].concat()).ok();
+            let rows: Vec<Value> = serde_json::from_str(&rows).unwrap();
+            let size = |row: &Value| ["model_size", "model_n_params"].map(|key| row[key].as_u64().unwrap());
+            rows.iter().map(size).collect()
+        };
+        for quant in [&[][..], &["--quant", "q8_0"]] {
+            let (real, like) =
+                (sizes(&[&[folder], quant].concat()), sizes(&[&["--like", &config], quant].concat()));
+            assert!(
+                real.len() == 2
+                    && like == real.iter().map(|[size, count]| [size + more, *count]).collect::<Vec<_>>(),
+                "{name} {quant:?}: {like:?}, not {real:?}"
+            );
+        }
+    }
+    let both = home.run(&["bench", "--like", "config.json", "demo"]);
+    assert!(both.code == Some(2) && both.err.contains("cannot be used with"), "{both:?}");
+    let none = home.run(&["bench", "--like", "config.json"]).failed();
+    assert!(none.contains("config.json: there is no such file or folder"), "{none}");
+}
+
 /// What a stranger pastes into an issue: the machine, a table, and what stands out. Needs no model.
 #[test]
 fn bench_checks_the_machine() {
@@ -391,6 +426,7 @@ fn bench_checks_the_machine() {
     assert!(home.run(&["bench", "--self-check", "-r", "0"]).failed().contains("counts from 1 on"));
 }
 
+/// The shares of the ops, and of what is outside of them, add up to the whole step.
 #[test]
 fn bench_says_where_the_time_of_a_step_goes() {
     let home = Home::new();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tallow_core::{Error, Result};
 
 use super::primary::Primary;
-use crate::driver::{Driver, Failure, attribute, unusable};
+use crate::driver::{Driver, Failure, attribute, no_device, unusable};
 
 /// Description of a device, known before it is opened.
 #[derive(Clone, Debug)]
@@ -91,9 +91,10 @@ impl Found {
     }
 }
 
-/// All devices of NVIDIA's driver, in its order. If there are none, why, and what to do about it.
-pub fn devices() -> Result<Vec<Found>> {
-    all(Driver::open()?)
+/// All devices of NVIDIA's driver, in its order. If there are none, why, and what to do about it. `visible` is what the variable
+/// `CUDA_VISIBLE_DEVICES` is set to, by which the driver hides devices.
+pub fn devices(visible: Option<&str>) -> Result<Vec<Found>> {
+    all(Driver::open()?, visible)
 }
 
 /// The same, with functions of one's own in place of the driver's: by their names, as its library has them.
@@ -102,18 +103,18 @@ pub fn devices() -> Result<Vec<Found>> {
 /// What `lookup` finds must be the driver's function of that name, or one that has its type and does what it is documented to do.
 pub unsafe fn devices_through(lookup: &dyn Fn(&CStr) -> Option<NonNull<c_void>>) -> Result<Vec<Found>> {
     // SAFETY: the caller vouches for `lookup`.
-    all(unsafe { Driver::new(lookup) }?)
+    all(unsafe { Driver::new(lookup) }?, None)
 }
 
-fn all(driver: Driver) -> Result<Vec<Found>> {
-    driver.start()?;
+fn all(driver: Driver, visible: Option<&str>) -> Result<Vec<Found>> {
+    driver.start(visible)?;
     let driver = Arc::new(driver);
     let failed = |failure| unusable(driver.describe(failure));
     let mut count = 0;
     // SAFETY: the place is valid during the call.
     unsafe { driver.device_count(&mut count) }.map_err(failed)?;
     if count == 0 {
-        return Err(unusable("the NVIDIA driver finds no device; check that there is an NVIDIA GPU".into()));
+        return Err(no_device("", visible));
     }
     (0..count).map(|index| one(&driver, index).map_err(failed)).collect()
 }

@@ -39,6 +39,8 @@ pub struct Counts {
     pub replays: usize,
     /// Times that results were waited for and read back.
     pub reads: usize,
+    /// Pieces of host memory that the system did not let be pinned, so that copies through them are slower.
+    pub pageable: usize,
 }
 
 /// A launch of a kernel.
@@ -103,7 +105,7 @@ impl Gpu {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        self.counts.get()
+        Counts { pageable: self.staging.pageable(), ..self.counts.get() }
     }
 
     fn count(&self, add: impl FnOnce(&mut Counts)) {

@@ -36,7 +36,10 @@ fn a_driver_that_cannot_be_used_is_said_with_what_to_do() {
     // Its age comes first.
     let old = Machine { driver_version: 11_080, lacks: vec!["cuMemAlloc_v2"], ..machine() };
     says(old, &["too old"]);
-    says(Machine { devices: Vec::new(), ..machine() }, &["finds no device", "CUDA_VISIBLE_DEVICES"]);
+    says(
+        Machine { devices: Vec::new(), ..machine() },
+        &["finds no device", "there is an NVIDIA GPU", "nvidia-smi -L"],
+    );
     let fails = |code| Machine { fail: vec![("cuInit", 1, code)], ..machine() };
     says(
         fails(304),
@@ -50,7 +53,7 @@ fn a_driver_that_cannot_be_used_is_said_with_what_to_do() {
 /// There is no such library where tests run, or it has no device, or it has one.
 #[test]
 fn the_driver_of_this_machine_is_looked_for() {
-    match crate::devices() {
+    match crate::devices(None) {
         Ok(found) => assert!(!found.is_empty()),
         Err(why) => assert!(why.to_string().starts_with("CUDA failed: "), "{why}"),
     }

@@ -40,6 +40,10 @@ pub struct Device {
     pub shares_memory: bool,
     /// Total and free bytes of device memory. `None` if the driver does not report them.
     pub memory: Option<(u64, u64)>,
+    /// Identifies it, whatever interface it is reached through. `None` if the driver does not say.
+    pub uuid: Option<[u8; 16]>,
+    /// Its place on the bus, such as `0000:65:00.0`. `None` if the driver does not say.
+    pub pci: Option<String>,
     /// Short descriptions of its capabilities.
     pub features: Vec<String>,
 }
@@ -106,6 +110,8 @@ impl Found {
             is_software: true,
             shares_memory: true,
             memory: None,
+            uuid: None,
+            pci: None,
             features: Vec::new(),
         };
         Found { about, adapter }
@@ -155,6 +161,8 @@ pub fn devices() -> Vec<Found> {
             is_software: info.device_type == DeviceType::Cpu,
             shares_memory: matches!(info.device_type, DeviceType::Cpu | DeviceType::IntegratedGpu),
             memory: memory(&adapter),
+            uuid: uuid(&adapter),
+            pci: Some(info.device_pci_bus_id.clone()).filter(|id| !id.is_empty()),
             features: features(&adapter, &info),
         };
         Some(Found { about, adapter })
@@ -207,6 +215,28 @@ fn memory(adapter: &wgpu::Adapter) -> Option<(u64, u64)> {
         }
     }
     (total > 0).then_some((total, free))
+}
+
+/// The UUID that the driver gives a device, which other interfaces of the same vendor give it too.
+#[cfg(not(target_vendor = "apple"))]
+fn uuid(adapter: &wgpu::Adapter) -> Option<[u8; 16]> {
+    use ash::vk;
+    // SAFETY: the raw handle is only queried, never destroyed, and does not outlive `adapter`: it is dropped in this
+    // function.
+    let hal = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
+    let instance = hal.shared_instance().raw_instance();
+    let mut id = vk::PhysicalDeviceIDProperties::default();
+    let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut id);
+    // SAFETY: `hal` keeps the instance and the physical device alive during the call. `all` is a valid structure, and `id`, which is
+    // chained to it, outlives the call. Assumes Vulkan 1.1 or newer, where the function and the structure are core.
+    unsafe { instance.get_physical_device_properties2(hal.raw_physical_device(), &mut all) };
+    (id.device_uuid != [0; 16]).then_some(id.device_uuid)
+}
+
+/// The UUID of a device, which Metal does not give.
+#[cfg(target_vendor = "apple")]
+fn uuid(_: &wgpu::Adapter) -> Option<[u8; 16]> {
+    None
 }
 
 /// Total and free bytes of device memory.

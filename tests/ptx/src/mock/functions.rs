@@ -157,6 +157,7 @@ fn said(code: c_int) -> Option<(&'static CStr, &'static CStr)> {
         700 => (c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
         719 => (c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
         800 => (c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
+        802 => (c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
         803 => (
             c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
             c"system has unsupported display driver / cuda driver combination",
@@ -246,9 +247,10 @@ unsafe extern "C" fn device_attribute(value: *mut c_int, attribute: c_int, devic
     call("cuDeviceGetAttribute", |state| {
         let (_, gpu) = state.gpu(device)?;
         let known = match attribute {
-            // Multiprocessors; whether it shares the host's memory.
+            // Multiprocessors; whether it shares the host's memory; how programs share it.
             16 => 2,
             18 => 0,
+            20 => gpu.compute_mode,
             75 => gpu.capability.0 as c_int,
             76 => gpu.capability.1 as c_int,
             97 => gpu.shared_memory as c_int,
@@ -295,11 +297,11 @@ unsafe extern "C" fn context_set(context: *mut c_void) -> c_int {
 #[unsafe(export_name = "cuMemGetInfo_v2")]
 unsafe extern "C" fn memory_info(free: *mut usize, total: *mut usize) -> c_int {
     call("cuMemGetInfo_v2", |state| {
-        let (context, gpu) = state.context()?;
-        let used: u64 = context.allocations.values().sum();
+        let unused = state.current.map_or(0, |index| state.free(index));
+        let (_, gpu) = state.context()?;
         // SAFETY: the caller gives places.
         unsafe {
-            put(free, (gpu.memory - used) as usize)?;
+            put(free, unused as usize)?;
             put(total, gpu.memory as usize)
         }
     })

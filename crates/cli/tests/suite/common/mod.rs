@@ -1,5 +1,6 @@
 //! The program as users start it: in its own home, with an empty environment.
 
+pub(crate) mod server;
 pub(crate) mod written;
 
 use std::io::Write;

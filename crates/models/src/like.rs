@@ -25,11 +25,11 @@ const UNKNOWN: usize = 1 << 12;
 /// Random weights of a format; a tensor repeats them.
 const SAMPLE: usize = 1 << 15;
 
-/// A decoder of the settings `config`, a `config.json` from `folder`, with random weights in the formats that `recipe` gives a model
-/// of BF16 weights, or in BF16. Tensors of one format share their bytes.
+/// A decoder of the settings `config`, a `config.json` from `folder`, with random weights in the formats that `recipe` gives a
+/// model of BF16 weights, or in BF16. Tensors of one format share their bytes.
 ///
-/// Which tensors there are, and their shapes, is found out by loading the model on a device that computes nothing, until no tensor
-/// is missing. Models whose experts lie in joint tensors with a row for each input (gpt-oss, Llama 4) are refused.
+/// Which tensors there are, and their shapes, is found out by loading the model on a device that computes nothing, until no
+/// tensor is missing. Models with tensors that have a row for each input (GPT-2; experts of gpt-oss and Llama 4) are refused.
 pub fn like(folder: &Path, config: Value, recipe: Option<Recipe>) -> Result<Model> {
     let empty = (0..UNKNOWN).map(|i| (format!("unknown.{i}"), vec![0])).collect();
     // Blocks are not checked, so that their memory is never touched.
@@ -167,27 +167,26 @@ fn sample(folder: &Path, format: Format) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tallow_checkpoint::tensor_names::Slot;
     use tallow_support::{DECODERS, golden, json};
 
-    /// Its tensors are those of the model whose settings it has.
+    /// Its tensors have as many weights as those of the model whose settings it has, where files may also have several in one.
     #[test]
     fn shapes_are_those_of_the_model() {
         for name in DECODERS {
             let folder = golden(name);
             let real = Model::open(&folder).unwrap();
             let like = like(&folder, json(&folder.join("config.json")), None);
-            if real.names().has(Slot::FfnGateUpExpsT) {
+            if ["gpt2", "gpt-oss", "llama4-text"].contains(&name) {
                 assert!(like.unwrap_err().to_string().contains("cannot be transposed"), "{name}");
                 continue;
             }
             let like = like.unwrap_or_else(|why| panic!("{name}: {why}"));
-            let shapes = |model: &Model| -> BTreeMap<String, Vec<usize>> {
+            let count = |model: &Model| -> usize {
                 let needed = |name: &str| !model.names().is_unused(name) && !model.is_of_mtp(name);
                 let tensors = model.checkpoint.tensors().filter(|(name, _)| needed(name));
-                tensors.map(|(name, stored)| (name.to_owned(), stored.shape.clone())).collect()
+                tensors.map(|(_, stored)| stored.len()).sum()
             };
-            assert_eq!(shapes(&like), shapes(&real), "{name}");
+            assert_eq!(count(&like), count(&real), "{name}");
             assert_eq!(missing(&like).unwrap(), None, "{name}");
         }
     }

@@ -7,7 +7,9 @@ use tallow_core::{Arithmetic, DType, Error, Memory, Reading, Result, Tensor, Tra
 
 use crate::args::Args;
 use crate::gpu::{Block, Counts, Device, Found, Gpu, Transfer};
-use crate::ops::BUSY;
+
+/// Counters of CTAs.
+pub(crate) const ARRIVALS: usize = 128;
 
 /// An NVIDIA GPU as a backend.
 pub struct Cuda {
@@ -48,9 +50,9 @@ impl Cuda {
     pub fn open(found: &Found) -> Result<Cuda> {
         found.check()?;
         let gpu = Rc::new(Gpu::open(found)?);
-        let arrivals = gpu.alloc((BUSY * DType::U32.size()) as u64)?;
-        gpu.clear(arrivals.address(), BUSY * DType::U32.size())?;
-        let arrivals = Tensor::whole(Buf(arrivals), DType::U32, 1, BUSY);
+        let arrivals = gpu.alloc((ARRIVALS * DType::U32.size()) as u64)?;
+        gpu.clear(arrivals.address(), ARRIVALS * DType::U32.size())?;
+        let arrivals = Tensor::whole(Buf(arrivals), DType::U32, 1, ARRIVALS);
         Ok(Cuda { gpu, arrivals, arithmetic: Arithmetic::Fast, trace: Trace::default() })
     }
 

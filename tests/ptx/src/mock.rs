@@ -4,6 +4,7 @@
 //! is asked for. What kernels do that has no defined result, the driver reports as a GPU would, by an error that the context does not
 //! survive; [`last_fault`] says what it was.
 
+mod calls;
 mod functions;
 mod graphs;
 mod script;

@@ -8,7 +8,7 @@ use tallow_core::ops::{Attend, KvWrite, LatentWrite, QkvPrep, Rope};
 use tallow_core::{AttnSpec, DType, Heads, Memory, Norm, Result, RopePairs, RopeTable, StepPlan, Tensor};
 
 use crate::args::Args;
-use crate::device::Cuda;
+use crate::device::{ARRIVALS, Cuda};
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
 use crate::ops::rowwise::{WARP_NORM, WARPS, norm};
@@ -18,8 +18,6 @@ const WIDTH: u32 = 256;
 /// Query rows of a CTA, and positions of a unit (`ROWS` and `UNIT` in `kernels/attention.cu`).
 const ROWS: usize = 16;
 const UNIT: usize = 256;
-/// CTAs that keep a device busy; where there would be fewer, each does one unit.
-pub(crate) const BUSY: usize = 128;
 /// Most bytes of scratch for what is then left to merge.
 const SPREAD: usize = 64 << 20;
 
@@ -103,7 +101,8 @@ impl Cuda {
         // sequence's end return at once. Those of the same rows count themselves when they are done, and the last one merges.
         let units = (plan.pages.cols() * plan.host().page_len).div_ceil(UNIT);
         let room = op.q.rows() * heads.q * units * (heads.dim + 2);
-        let spread = units > 1 && blocks * heads.kv < BUSY && room * DType::F32.size() <= SPREAD;
+        // So many CTAs keep a device busy; where there would be fewer, each does one unit.
+        let spread = units > 1 && blocks * heads.kv < ARRIVALS && room * DType::F32.size() <= SPREAD;
         let parts = match spread {
             true => Some(self.alloc(DType::F32, 1, room)?),
             false => None,

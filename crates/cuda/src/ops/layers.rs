@@ -6,7 +6,6 @@ use std::ops::Range;
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Normalize};
 use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
-use super::products::Rounded;
 use super::rowwise;
 use crate::args::Args;
 use crate::device::Cuda;
@@ -42,6 +41,13 @@ pub(super) struct Layers<'a> {
     pub parts: &'a [Part<'a>],
     pub join: Join,
     pub epilogue: Epilogue<'a, Cuda>,
+}
+
+/// Rows of an input, rounded.
+pub(super) struct Rounded {
+    pub codes: Tensor<Cuda>,
+    pub sums: Tensor<Cuda>,
+    pub scales: Tensor<Cuda>,
 }
 
 /// An input of layers: rows of a tensor, or those of its rows that are named, normalized or not. It is computed, or rounded, when

@@ -9,5 +9,3 @@ mod recurrent;
 mod rowwise;
 mod select;
 mod stacked;
-
-pub(crate) use attention::BUSY;

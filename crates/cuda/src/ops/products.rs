@@ -3,7 +3,7 @@
 
 use tallow_core::{Arithmetic, DType, Memory, Result, Tensor, Weight};
 
-use super::layers::{Input, Layers};
+use super::layers::{Input, Layers, Rounded};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
@@ -58,13 +58,6 @@ fn tiles(rows: usize) -> impl Iterator<Item = Tile> {
 /// Chunks whose products are in shared memory at a time, of `most` for which there is room.
 fn kept(most: usize, input: &Input<'_>) -> usize {
     most.min(input.cols().div_ceil(CHUNK).next_multiple_of(WARPS)).max(WARPS)
-}
-
-/// Rows of an input, rounded.
-pub(super) struct Rounded {
-    codes: Tensor<Cuda>,
-    sums: Tensor<Cuda>,
-    scales: Tensor<Cuda>,
 }
 
 impl Cuda {

@@ -10,11 +10,12 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::time::Instant;
 
+use super::calls::{call, put};
 use super::graphs::{
     graph_destroy, graph_exec_destroy, graph_instantiate, graph_launch, stream_begin_capture,
     stream_end_capture, stream_query,
 };
-use super::{Event, Outcome, STATE, State, Work, code};
+use super::{Event, Outcome, STATE, Work, code};
 
 /// Address of a driver function.
 macro_rules! functions {
@@ -77,28 +78,6 @@ functions! {
     "cuModuleGetFunction" => module_function,
     "cuFuncSetAttribute" => function_set,
     "cuLaunchKernel" => launch,
-}
-
-/// Does what a function does on the thread's machine.
-pub(super) fn call(name: &'static str, function: impl FnOnce(&mut State) -> Outcome) -> c_int {
-    STATE.with(|state| {
-        let Ok(mut state) = state.try_borrow_mut() else { return code::UNKNOWN };
-        let done = state.enter(name).and_then(|()| function(&mut state));
-        done.err().unwrap_or(0)
-    })
-}
-
-/// Writes a result.
-///
-/// # Safety
-/// `at` must be null or a place for it.
-pub(super) unsafe fn put<T>(at: *mut T, value: T) -> Outcome {
-    if at.is_null() {
-        return Err(code::INVALID_VALUE);
-    }
-    // SAFETY: it is not null, and so a place.
-    unsafe { at.write(value) };
-    Ok(())
 }
 
 /// Writes a text with the zero that ends it, as much as there is room for.

@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-use super::functions::{call, put};
+use super::calls::{call, put};
 use super::{Outcome, Work, code};
 
 /// Graphs of a context, and its streams that capture.

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use tallow_core::ops::TopK;
 use tallow_core::{
-    Arithmetic, Backend, DType, Launch, Memory, Null, Reading, Span, StateRows, Step, StepPlan, launch_table,
+    Arithmetic, Backend, DType, Launch, Null, Reading, Span, StateRows, Step, StepPlan, launch_table,
 };
 use tallow_cpu::{Cpu, Isa};
 use tallow_cuda::Cuda;

@@ -47,7 +47,12 @@ pub(crate) fn gpu() -> Option<Wgpu> {
 /// A GPU whose driver is an interpreter of the kernels.
 pub(crate) fn cuda() -> Cuda {
     // Reads of memory that nobody wrote are faults there.
-    mock::set(mock::Machine::default());
+    cuda_of(mock::Machine::default())
+}
+
+/// The same of some machine.
+pub(crate) fn cuda_of(machine: mock::Machine) -> Cuda {
+    mock::set(machine);
     // SAFETY: its functions have the types of the driver's, and do the same.
     let found = unsafe { devices_through(&mock::symbol) }.unwrap();
     Cuda::open(&found[0]).unwrap().with(Arithmetic::Exact)

@@ -19,7 +19,7 @@ constexpr u32 SUMS = 64;              // bytes of the sums of a chunk of a row
 constexpr float ROUNDER = 12582912.0f;  // 1.5 * 2^23: to which a number below 2^22 is added as an integer is to its bits
 constexpr i32 ROUNDER_BITS = 0x4b400000;
 
-// What the codes of a form become before they are multiplied.
+// Transformation of the codes of a form before the product.
 enum Codes8 {
   // As they are: signed bytes, or numbers below 128 with minimums.
   PLAIN,
@@ -34,7 +34,7 @@ enum Codes8 {
   OF_16
 };
 
-// How weights of some formats are multiplied. Codes have BITS bits, from bit LOW on (below it they are zeros); RUN is how many
+// Form of the weights of some formats. Codes have BITS bits, from bit LOW on (below it they are zeros); RUN is how many
 // inputs are summed before a factor: 16, 32, or all 256.
 template <u32 BITS_, Codes8 CODES_, Scales SCALES_, u32 RUN_, u32 LOW_ = 0> struct Form {
   // Enumerators, and not members, which would lie in memory.
@@ -53,7 +53,7 @@ template <u32 BITS_, Codes8 CODES_, Scales SCALES_, u32 RUN_, u32 LOW_ = 0> stru
     WIDE = BITS_ - LOW_ == 3 ? 2 : BITS_ - LOW_ == 5 || BITS_ - LOW_ == 6 ? 4 : BITS_ - LOW_,
     REST = BITS_ - LOW_ - WIDE
   };
-  // What a product is multiplied with for the shift.
+  // Factor that undoes the shift.
   static inline float less() { return CODES_ == CENTRED ? 1.0f / (1u << UP) : 1.0f; }
 };
 
@@ -192,7 +192,7 @@ template <class F> inline u32 mins_of(const u8* at, u32 place, u32 q) {
   return permuted(two, 0, 0x1100);
 }
 
-// Where a lane finds x: codes of the row that it has of the first tile, and sums of the two rows whose products it has; `tile` is
+// Pointers of a lane into x: codes of the row that it has of the first tile, and sums of the two rows whose products it has; `tile` is
 // the distance of the next tile, in chunks.
 struct Place {
   const Words* codes;

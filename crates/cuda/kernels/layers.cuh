@@ -58,7 +58,7 @@ inline float activated(const Layers& layers, float gate, float up) {
   return layers.is_gated ? y * up_factor(layers.act, up) : y;
 }
 
-// What becomes of the sums: scale * (y + bias), capped, and with the residual added.
+// Epilogue of the sums: scale * (y + bias), capped, and with the residual added.
 struct Finish {
   const float* bias;
   Matrix<const float> residual;

@@ -15,7 +15,7 @@ struct Norm {
   float eps;
 };
 
-// What a group's elements are normalized with.
+// Mean of a group, and one by its deviation.
 struct Moments {
   float mean, scale;
 };

@@ -69,7 +69,7 @@ inline void round_chunk(const float (&values)[2][4], u8* codes, u8* sums, float*
   }
 }
 
-// What a norm multiplies and adds in a chunk; a lane has it of the inputs that it has of a row.
+// Weights and biases of a norm in a chunk; a lane has those of its inputs.
 struct NormOfChunk {
   float weight[2][4], bias[2][4];
 

@@ -28,7 +28,7 @@ const SAMPLE: usize = 1 << 15;
 /// A decoder of the settings `config`, a `config.json` from `folder`, with random weights in the formats that `recipe` gives a
 /// model of BF16 weights, or in BF16. Tensors of one format share their bytes.
 ///
-/// Which tensors there are, and their shapes, is found out by loading the model on a device that computes nothing, until no
+/// The tensors and their shapes are found by loading the model on a device that computes nothing, until no
 /// tensor is missing. Models with tensors that have a row for each input (GPT-2; experts of gpt-oss and Llama 4) are refused.
 pub fn like(folder: &Path, config: Value, recipe: Option<Recipe>) -> Result<Model> {
     let empty = (0..UNKNOWN).map(|i| (format!("unknown.{i}"), vec![0])).collect();

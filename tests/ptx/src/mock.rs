@@ -37,7 +37,7 @@ pub struct Machine {
     pub fail: Vec<(&'static str, u64, i32)>,
     /// Functions that the driver's library lacks.
     pub lacks: Vec<&'static str>,
-    /// Whether kernels are executed and memory is there. Otherwise a machine shows what the host does: work is over when it is asked
+    /// True if kernels are executed and memory is there. Otherwise a machine shows what the host does: work is over when it is asked
     /// for, and what is read is zero.
     pub computes: bool,
     /// A kernel that never ends.
@@ -61,7 +61,7 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// Its place on the bus.
     pub pci: String,
-    /// How programs may share it: 0 by default, 2 for nobody, 3 for one process at a time.
+    /// Compute mode: 0 by default, 2 for nobody, 3 for one process at a time.
     pub compute_mode: i32,
 }
 
@@ -210,7 +210,7 @@ thread_local! {
 #[derive(Default)]
 struct State {
     machine: Machine,
-    /// What is to happen by the file that a program's tests write, if there is one.
+    /// Events by the file that a program's tests write, if there is one.
     script: Option<Script>,
     /// Bytes of each device that other programs have.
     taken: u64,
@@ -241,7 +241,7 @@ struct Context {
     modules: HashMap<usize, Module>,
     functions: HashMap<usize, Function>,
     graphs: Graphs,
-    /// Whether a kernel was launched that never ends.
+    /// True if a kernel was launched that never ends.
     hangs: bool,
     /// The sticky error, if there was one.
     sticky: Option<c_int>,
@@ -251,9 +251,9 @@ struct Context {
 struct Event {
     takes_time: bool,
     recorded: Option<Instant>,
-    /// Whether it is behind a kernel that never ends.
+    /// True if it is behind a kernel that never ends.
     hangs: bool,
-    /// Whether a capture has named it, so that it says nothing of the device.
+    /// True if a capture has named it, so that it says nothing of the device.
     is_captured: bool,
 }
 

@@ -327,7 +327,7 @@ fn a_kernel_that_never_ends_holds_up_what_comes_behind_it() {
     assert_eq!(down(at, 4), (0, vec![9; 4]));
 }
 
-/// What the host does is all there is: kernels do nothing, and memory takes no room.
+/// Only the host works: kernels do nothing, and memory takes no room.
 #[test]
 fn a_machine_may_compute_nothing() {
     let gpu = Gpu { memory: 1 << 40, ..Gpu::default() };

@@ -15,7 +15,7 @@ use crate::{Failed, env};
 #[derive(Clone, Debug)]
 pub(super) struct Gpu(Found);
 
-/// What says which GPUs the driver shows to a program; an empty value hides all.
+/// The variable that chooses which GPUs the driver shows to a program; an empty value hides all.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// GPUs of NVIDIA's driver, of those that it shows. If there are none, why.

@@ -1,6 +1,6 @@
-//! [`Identity`]: what tells a piece of hardware from others, whatever interface it is reached through.
+//! [`Identity`] of a device, the same through every interface.
 
-/// What tells a device from others. A GPU may be reached through two interfaces, each of which numbers its devices for itself.
+/// Identity of a device. A GPU may be reached through two interfaces, each of which numbers its devices for itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// Its UUID, which drivers of one vendor agree on.

@@ -162,7 +162,7 @@ pub(crate) trait DeviceInfo: fmt::Display {
     /// Properties for display.
     fn facts(&self) -> Vec<(&'static str, String)>;
 
-    /// What tells it from other hardware.
+    /// Its identity.
     fn identity(&self) -> Identity {
         Identity::default()
     }

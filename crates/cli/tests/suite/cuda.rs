@@ -73,7 +73,7 @@ impl OnCuda {
     }
 }
 
-/// What a stream still has to say.
+/// The rest of a stream.
 fn rest(mut stream: TcpStream) -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
@@ -165,7 +165,7 @@ fn devices_that_a_variable_hides_are_said_with_it() {
     assert_eq!(on("", "auto").ok(), run(&[], ASK).ok());
 }
 
-/// What Vulkan and CUDA both reach is one GPU.
+/// A GPU reached through both Vulkan and CUDA is one GPU.
 #[test]
 fn a_gpu_is_not_listed_as_two() {
     let Some(device) = gpu() else { return };

@@ -15,7 +15,7 @@ use super::memory::Pool;
 use super::{Gpu, Launch};
 use crate::driver::Handle;
 
-/// What is put on the stream and done again by a replay.
+/// A command put on the stream, which a replay does again.
 pub(super) enum Command<'a> {
     /// A launch of this function of the driver's.
     Launch(Handle, Cow<'a, Launch>),

@@ -127,7 +127,7 @@ pub(super) struct Staging {
 const LEAST: usize = 4 << 10;
 /// Larger pieces are not kept.
 const MOST: usize = 64 << 20;
-/// Where a piece may begin.
+/// Alignment of a piece.
 const ALIGN: usize = 4 << 10;
 /// Pieces of a size that are kept: with more copies in flight the host waits for the oldest.
 const KEPT: usize = 8;

@@ -33,7 +33,7 @@ pub(crate) fn images(module: &str, capability: (u32, u32)) -> impl Iterator<Item
     cubin.into_iter().chain(found.map(|packed| &packed.ptx))
 }
 
-/// What runs on a device was assembled for its major version, and for none that is newer.
+/// The newest cubin that runs on a device: one for its major version, and for no newer minor one.
 fn fitting<T>(cubins: &[(u32, T)], (major, minor): (u32, u32)) -> Option<&T> {
     let runs = |of: &&(u32, T)| of.0 / 10 == major && of.0 % 10 <= minor;
     cubins.iter().filter(runs).max_by_key(|(architecture, _)| *architecture).map(|(_, of)| of)

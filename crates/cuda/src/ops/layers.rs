@@ -25,7 +25,7 @@ pub(super) struct Part<'a> {
     column: usize,
 }
 
-/// How the outputs of layers become columns of the result.
+/// Join of the outputs of layers to columns of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Join {
     /// Side by side.

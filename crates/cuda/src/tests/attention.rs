@@ -237,7 +237,7 @@ fn attention(
     b.download::<f32>(&out).unwrap()
 }
 
-/// Where a step has few CTAs, each does a unit, and the last to finish merges; with more sequences in the step a CTA does all units.
+/// In a step of few CTAs each does a unit, and the last to finish merges; with more sequences in the step a CTA does all units.
 /// In any order of the CTAs the bits are the same.
 #[test]
 fn attention_in_units_is_one_launch_with_the_same_bits() {

@@ -149,7 +149,7 @@ fn memory_that_others_have_is_not_free() {
     assert_eq!(found[0].free_memory().unwrap(), 0);
 }
 
-/// What finds no room fails; what has memory goes on. Blocks that nobody uses are given up for it, and others may have them.
+/// An op that finds no room fails; those that have memory go on. Blocks that nobody uses are given up for it, and others may have them.
 #[test]
 fn a_device_that_others_fill_goes_on() {
     let total = 1 << 20;

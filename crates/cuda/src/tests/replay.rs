@@ -201,7 +201,7 @@ fn work_is_done_where_no_graph_is_made_of_it() {
     }
 }
 
-/// Where there is room only after what is free was given back.
+/// There is room only after free blocks were given back.
 #[test]
 fn a_graph_that_finds_no_room_is_made_when_there_is_some() {
     let machine = Machine { fail: vec![("cuGraphInstantiateWithFlags", 1, 2)], ..Machine::default() };

@@ -129,7 +129,7 @@ fn differ(got: &[u32], want: &[u32]) -> usize {
     got.iter().zip(want).filter(|(g, w)| g != w).count() + got.len().abs_diff(want.len())
 }
 
-/// Of all kinds of layers.
+/// Families that have all kinds of layers between them.
 const FAMILIES: [&str; 5] = ["gpt-oss", "deepseek-v3", "qwen3-next", "gemma4-text", "qwen3-moe"];
 
 #[test]

@@ -24,7 +24,7 @@ pub(super) struct Graphs {
 /// A stream's capture.
 struct Capture {
     work: Vec<Work>,
-    /// Whether calls are allowed that may wait for the device.
+    /// True if calls are allowed that may wait for the device.
     is_relaxed: bool,
     is_valid: bool,
 }
@@ -159,7 +159,7 @@ pub(super) unsafe extern "C" fn graph_destroy(graph: *mut c_void) -> c_int {
     })
 }
 
-/// Whether a stream has done what it was given.
+/// `cuStreamQuery`: says if a stream is done.
 #[unsafe(export_name = "cuStreamQuery")]
 pub(super) unsafe extern "C" fn stream_query(stream: *mut c_void) -> c_int {
     call("cuStreamQuery", |state| {

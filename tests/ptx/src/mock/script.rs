@@ -8,7 +8,7 @@ use std::time::Duration;
 /// A file of [`Order`]s, one a line. It is read at each call, and may be missing.
 pub(super) struct Script(PathBuf);
 
-/// What is to happen as long as the file says so.
+/// An event that lasts as long as the file has its line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Order {
     /// `fail cuLaunchKernel 700`: all calls of a function return this.

@@ -44,7 +44,7 @@ pub(crate) struct Bench {
     /// The models [default: demo]
     #[arg(value_name = "MODEL", value_delimiter = ',')]
     pub model: Vec<String>,
-    /// Measure random weights in the shape of this config.json, without a model's files
+    /// Measure random weights in the shape of a config.json
     ///
     /// A config.json of a decoder on the Hugging Face hub, or a folder with one. --quant gives the weights' type [default: bf16].
     /// Weights of one type repeat the same bytes, so that few are made; speed does not depend on their values.

@@ -3,7 +3,8 @@
 use tallow_core::ops::{Epilogue, MAX_EXPERTS, Moe};
 use tallow_core::{DType, Expert, Memory, Result, RoutingWeightOn, Tensor};
 
-use super::stacked::{CHUNK, FEW, MANY, Product, Rounded, Routed, Rows, SUMS};
+use super::layers::Rounded;
+use super::stacked::{CHUNK, FEW, MANY, Product, Routed, Rows, SUMS};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;

@@ -4,6 +4,7 @@
 use tallow_core::ops::LinearHeads;
 use tallow_core::{Activation, Arithmetic, Result, Tensor};
 
+use super::layers::Rounded;
 use super::rowwise::{NO_ACTIVATION, activation};
 use crate::args::Args;
 use crate::device::Cuda;
@@ -26,13 +27,6 @@ const JOBS: usize = 4;
 /// Rows of a CTA: few, or many. Exact kernels are for one or few.
 pub(super) const FEW: usize = 8;
 pub(super) const MANY: usize = 32;
-
-/// Rows of an input, rounded.
-pub(super) struct Rounded {
-    pub codes: Tensor<Cuda>,
-    pub sums: Tensor<Cuda>,
-    pub scales: Tensor<Cuda>,
-}
 
 /// Lists of the rows that experts take: `Routed` of the kernels. `top_k` is 0 if x has a row for each slot.
 #[derive(Clone, Copy)]

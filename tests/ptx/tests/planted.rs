@@ -284,7 +284,7 @@ fn planted_bugs_are_found() {
         }),
         (
             "an address that is not aligned",
-            Box::new(replaced("ld.global.f32", 0, "ld.global.v2.f32 {%f99, %f98}, [%rd1+4]; //")),
+            Box::new(replaced("ld.global.f32", 0, "ld.global.v2.f32 {%f22, %f23}, [%rd20+4]; //")),
             |found| matches!(found, Found::Fault(Trouble::Misaligned { size: 8, .. })),
         ),
         ("the wrong axis of the grid", Box::new(replaced("%ctaid.x", 0, "%ctaid.y")), |found| {
@@ -313,7 +313,7 @@ fn planted_bugs_are_found() {
         ),
         (
             "lanes that leave before a shuffle",
-            Box::new(|lines| lines.insert(line(lines, "shfl", 5), "@%p9 ret;".into())),
+            Box::new(|lines| lines.insert(line(lines, "shfl", 5), "@%p10 ret;".into())),
             |found| matches!(found, Found::Fault(Trouble::Divergent { .. })),
         ),
     ];

@@ -26,6 +26,11 @@ template <typename T> struct Matrix {
   T* row(u32 r) const { return at + (u64)r * stride; }
 };
 
+// Numbers that are loaded together.
+struct alignas(16) Four {
+  float x, y, z, w;
+};
+
 inline u32 bits_of(float x) { return __float_as_uint(x); }
 inline float float_of(u32 x) { return __uint_as_float(x); }
 

@@ -7,10 +7,6 @@
 // Layers of a launch, at most.
 constexpr u32 PARTS = 4;
 
-struct alignas(16) Four {
-  float x, y, z, w;
-};
-
 // Outputs of a layer: where the panel or row of its weight begins that has the first of them, and the column of the result that
 // does. Addresses are numbers: of a pointer chosen among several the compiler does not know that it is to global memory.
 struct Part {
@@ -60,14 +56,12 @@ inline float activated(const Layers& layers, float gate, float up) {
 
 // Epilogue of the sums: scale * (y + bias), capped, and with the residual added.
 struct Finish {
-  const float* bias;
   Matrix<const float> residual;
   Matrix<float> out;
   float scale, cap;
 };
 
 inline float finished(const Finish& f, u32 row, u32 output, float y) {
-  if (f.bias) y += f.bias[output];
   y *= f.scale;
   if (f.cap > 0.0f) y = f.cap * tanh_of(y * (1.0f / f.cap));
   return f.residual.at ? y + f.residual.row(row)[output] : y;

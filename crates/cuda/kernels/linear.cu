@@ -1,13 +1,6 @@
 // Products with weights in any storage, in f32.
-//
-// The sum over the inputs is cut into 8 strands of whole segments of 32. Within a strand every fourth input goes to the same of
-// four sums; the four are added, then the strands in order. That does not depend on how many rows there are, nor on which
-// kernel computes them.
 #include "layers.cuh"
-
-constexpr u32 STRANDS = 8;
-constexpr u32 SEGMENT = 32;
-constexpr u32 OUTPUTS = 32;
+#include "strands.cuh"
 
 // cap * tanh(scale * y / cap) + residual, or scale * y + residual.
 inline float epilogue(float y, float scale, float cap, float residual) {
@@ -61,29 +54,15 @@ template <u32 ROWS> inline void multiply(const Layers& layers, const Inputs& x, 
         ((float*)inputs[strand][i])[lane] = value;
       }
       __syncwarp();
-#pragma unroll 1
-      for (u32 e = 0; e < SEGMENT / 8; e++) {
-        float v[8];
-        eight(w, output, SEGMENT / 8 * segment + e, v);
-#pragma unroll
-        for (u32 i = 0; i < ROWS; i++) {
-          Four a = inputs[strand][i][2 * e], b = inputs[strand][i][2 * e + 1];
-          four[i].x = fmaf(v[4], b.x, fmaf(v[0], a.x, four[i].x));
-          four[i].y = fmaf(v[5], b.y, fmaf(v[1], a.y, four[i].y));
-          four[i].z = fmaf(v[6], b.z, fmaf(v[2], a.z, four[i].z));
-          four[i].w = fmaf(v[7], b.w, fmaf(v[3], a.w, four[i].w));
-        }
-      }
+      add_segment(four, inputs[strand], w, output, segment);
     }
 #pragma unroll
-    for (u32 i = 0; i < ROWS; i++) sums[strand][i][lane] = (four[i].x + four[i].y) + (four[i].z + four[i].w);
+    for (u32 i = 0; i < ROWS; i++) sums[strand][i][lane] = strand_of(four[i]);
     __syncthreads();
     // The warps are the rows now.
     float y = 0.0f;
     if (strand < ROWS && row < rows && output < part.rows) {
-#pragma unroll
-      for (u32 s = 0; s < STRANDS; s++) y += sums[s][strand][lane];
-      y = with_bias(part, output, y);
+      y = with_bias(part, output, sum_of(sums, strand, lane));
     }
     if (turn > 0 || !layers.is_gated) {
       if (strand >= ROWS || row >= rows || output >= part.rows) return;

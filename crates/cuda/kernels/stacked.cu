@@ -1,13 +1,6 @@
 // Products with stacks of weights in any storage, in f32: sums in the order of `linear.cu`.
 #include "stacked.cuh"
-
-static constexpr u32 STRANDS = 8;
-static constexpr u32 SEGMENT = 32;
-static constexpr u32 OUTPUTS = 32;
-
-struct alignas(16) Four {
-  float x, y, z, w;
-};
+#include "strands.cuh"
 
 // A CTA has 32 outputs and up to ROWS rows. A lane has one of the outputs, for all of the rows, and a warp one of the strands.
 template <u32 ROWS> inline void multiply(const Weights& w, const Stacked& s) {
@@ -45,28 +38,14 @@ template <u32 ROWS> inline void multiply(const Weights& w, const Stacked& s) {
         ((float*)inputs[strand][r])[lane] = there ? s.x.at[places[r] + k] * factors[r] : 0.0f;
       }
       __syncwarp();
-#pragma unroll 1
-      for (u32 e = 0; e < SEGMENT / 8; e++) {
-        float v[8];
-        eight(of, output, SEGMENT / 8 * segment + e, v);
-#pragma unroll
-        for (u32 r = 0; r < ROWS; r++) {
-          Four a = inputs[strand][r][2 * e], b = inputs[strand][r][2 * e + 1];
-          four[r].x = fmaf(v[4], b.x, fmaf(v[0], a.x, four[r].x));
-          four[r].y = fmaf(v[5], b.y, fmaf(v[1], a.y, four[r].y));
-          four[r].z = fmaf(v[6], b.z, fmaf(v[2], a.z, four[r].z));
-          four[r].w = fmaf(v[7], b.w, fmaf(v[3], a.w, four[r].w));
-        }
-      }
+      add_segment(four, inputs[strand], of, output, segment);
     }
 #pragma unroll
-    for (u32 r = 0; r < ROWS; r++) sums[strand][r][lane] = (four[r].x + four[r].y) + (four[r].z + four[r].w);
+    for (u32 r = 0; r < ROWS; r++) sums[strand][r][lane] = strand_of(four[r]);
     __syncthreads();
     // The warps are the rows now.
     if (strand < task.count) {
-      float sum = 0.0f;
-#pragma unroll
-      for (u32 n = 0; n < STRANDS; n++) sum += sums[n][strand][lane];
+      float sum = sum_of(sums, strand, lane);
       if (i == 0) {
         y = sum;
       } else {

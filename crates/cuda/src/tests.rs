@@ -89,15 +89,23 @@ conformance! {
 }
 
 /// Products of input that is rounded to 8 bits. What is chained may round either way where an input is near a boundary.
+fn fast_conforms(seed: u64, names: &[&str]) {
+    conforms(Suite::fast(8e-3), seed, |name| names.contains(&name));
+}
+
 #[test]
-fn fast_products_conform() {
-    let suite = Suite::fast(8e-3);
-    conforms(suite, 8, |name| {
-        matches!(
-            name,
-            "linear" | "linear_many" | "linear_alone" | "linear_heads" | "ffn" | "moe" | "moe_alone"
-        )
-    });
+fn conformance_of_fast_layers() {
+    fast_conforms(8, &["linear", "linear_many", "linear_heads"]);
+}
+
+#[test]
+fn conformance_of_fast_layers_alone() {
+    fast_conforms(9, &["linear_alone"]);
+}
+
+#[test]
+fn conformance_of_fast_blocks() {
+    fast_conforms(10, &["ffn", "moe", "moe_alone"]);
 }
 
 #[test]

@@ -56,8 +56,7 @@ fn main() -> Result<(), tallow_ptx::Error> {
         // The input: all rows, and no norm.
         matrix(x, ROWS, INPUTS),
         words(&[0; 10]),
-        // No bias, no residual.
-        0u64.to_le_bytes().to_vec(),
+        // No residual.
         matrix(0, 0, 0),
         matrix(out, ROWS, OUTPUTS),
         1f32.to_le_bytes().to_vec(),

@@ -214,6 +214,8 @@ struct State {
     script: Option<Script>,
     /// Bytes of each device that other programs have.
     taken: u64,
+    /// Bytes of the largest piece of memory that is free, if it is in pieces.
+    largest: Option<u64>,
     is_started: bool,
     calls: HashMap<&'static str, u64>,
     /// The devices' primary contexts.
@@ -318,11 +320,13 @@ impl State {
     fn follow_script(&mut self, name: &str) -> Option<c_int> {
         let orders = self.script.as_ref()?.orders();
         let (mut fails, was_taken) = (None, std::mem::take(&mut self.taken));
+        self.largest = None;
         for order in orders {
             match order {
                 Order::Fail { function, code } if function == name => fails = Some(code),
                 Order::Slow { function, time } if function == name => std::thread::sleep(time),
                 Order::Take(bytes) => self.taken = bytes,
+                Order::Largest(bytes) => self.largest = Some(bytes),
                 Order::Fill if was_taken > 0 => self.taken = was_taken,
                 Order::Fill => self.taken = self.current.map_or(0, |index| self.free(index)),
                 Order::Fail { .. } | Order::Slow { .. } => {}
@@ -384,12 +388,13 @@ impl State {
     fn alloc(&mut self, bytes: usize) -> Result<u64, c_int> {
         let Machine { zeroes, computes, .. } = self.machine;
         let free = self.current.map_or(0, |index| self.free(index));
+        let largest = self.largest.unwrap_or(u64::MAX);
         let (context, _) = self.context()?;
         context.graphs.may_wait()?;
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
-        if bytes as u64 > free {
+        if bytes as u64 > free.min(largest) {
             return Err(code::OUT_OF_MEMORY);
         }
         let address = context.device.alloc(if computes { bytes } else { 0 });

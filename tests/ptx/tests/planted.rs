@@ -284,7 +284,12 @@ fn planted_bugs_are_found() {
         }),
         (
             "an address that is not aligned",
-            Box::new(replaced("ld.global.f32", 0, "ld.global.v2.f32 {%f22, %f23}, [%rd20+4]; //")),
+            Box::new(|lines| {
+                let at = line(lines, "ld.global.f32", 0);
+                let (_, place) = lines[at].split_once('[').unwrap();
+                lines[at] =
+                    format!("ld.global.v2.f32 {{%f1, %f2}}, [{}+4];", place.split_once(']').unwrap().0);
+            }),
             |found| matches!(found, Found::Fault(Trouble::Misaligned { size: 8, .. })),
         ),
         ("the wrong axis of the grid", Box::new(replaced("%ctaid.x", 0, "%ctaid.y")), |found| {
@@ -313,7 +318,12 @@ fn planted_bugs_are_found() {
         ),
         (
             "lanes that leave before a shuffle",
-            Box::new(|lines| lines.insert(line(lines, "shfl", 5), "@%p10 ret;".into())),
+            Box::new(|lines| {
+                // True for lanes other than the first, in the sum before.
+                let (_, is_other) = lines[line(lines, "setp.ne", 0)].split_once('%').unwrap();
+                let leave = format!("@%{} ret;", is_other.split_once(',').unwrap().0);
+                lines.insert(line(lines, "shfl", 5), leave);
+            }),
             |found| matches!(found, Found::Fault(Trouble::Divergent { .. })),
         ),
     ];

@@ -251,20 +251,35 @@ fn clients_of_a_server_get_what_the_cpu_says() {
     cuda.server.comes_to_rest();
 }
 
-/// Others fill the GPU meanwhile: the pool has what steps took before, and a request that finds no room beyond that fails by itself.
+/// A request that finds no room, since what is free lies in small pieces, fails by itself.
 #[test]
-fn a_gpu_that_others_fill_serves_on() {
+fn who_finds_no_memory_fails_alone() {
     let cuda = OnCuda::start(&["--slots", "4"]);
     let mut goes_on = cuda.streams(1, 60);
-    cuda.happens("fill");
+    // Room for what a step of a token needs, and for no tensor with a row for each token of a long prompt.
+    cuda.happens("largest 200000");
     let long = json!({"prompt": "the king and his daughter ".repeat(60), "max_tokens": 4, "temperature": 0});
     let (status, why) = answer(cuda.server.complete(&long));
-    assert!(status == 200 || status == 500 && why.contains("has no room for"), "{status}: {why}");
+    assert!(status == 500 && why.contains("has no room for"), "{status}: {why}");
     let text = rest(goes_on.remove(0));
     assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("data: [DONE]"), "{text}");
     assert_eq!(cuda.server.get("/ready").0, 200);
     cuda.happens("");
     assert_eq!(whole(cuda.server.complete(&long))["usage"]["completion_tokens"], 4);
+    cuda.server.comes_to_rest();
+}
+
+/// Others take all that is free while it serves: the pool has what steps took before.
+#[test]
+fn a_gpu_that_others_fill_serves_on() {
+    let cuda = OnCuda::start(&["--slots", "4"]);
+    let mut goes_on = cuda.streams(1, 60);
+    cuda.happens("fill");
+    let text = rest(goes_on.remove(0));
+    assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("data: [DONE]"), "{text}");
+    let again = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0});
+    assert_eq!(whole(cuda.server.complete(&again))["usage"]["completion_tokens"], 8);
+    assert_eq!(cuda.server.get("/ready").0, 200);
     cuda.server.comes_to_rest();
 }
 

@@ -157,7 +157,7 @@ impl Layers<'_> {
     /// `Finish` in the kernels, for this result.
     pub(super) fn finish(&self, args: Args, out: &Tensor<Cuda>) -> Args {
         let Epilogue { scale, softcap, residual } = self.epilogue;
-        args.wide(0).optional(residual).matrix(out).float(scale).float(softcap.unwrap_or(0.0))
+        args.optional(residual).matrix(out).float(scale).float(softcap.unwrap_or(0.0))
     }
 }
 

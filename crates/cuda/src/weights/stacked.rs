@@ -2,7 +2,7 @@
 
 use tallow_core::{HostWeight, LinearWeights, Result, Stack, Tensor, Weight};
 
-use super::{Layout, PANEL, Stored, arg_of_rows, products};
+use super::{Layout, PANEL, Stored, arg_of_rows, lie_alike, products};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::kernels;
@@ -88,7 +88,7 @@ impl<'a> Stacked<'a> {
         let first = layers.clone().next()?;
         let weight = first.weight.in_order()?;
         let all_alike = layers.clone().all(|layer| {
-            layer.weight.in_order().is_some_and(|w| is_like(w, weight) && w.rows() == weight.rows())
+            layer.weight.in_order().is_some_and(|w| lie_alike(w, weight) && w.rows() == weight.rows())
                 && layer.bias.is_some() == first.bias.is_some()
         });
         if !all_alike {
@@ -127,7 +127,7 @@ impl<'a> Stacked<'a> {
 
     /// True if a kernel that multiplies with one can do so with the other at the same time.
     pub(crate) fn is_like(&self, other: &Stacked<'_>) -> bool {
-        is_like(self.weight, other.weight) && self.rows == other.rows
+        lie_alike(self.weight, other.weight) && self.rows == other.rows
     }
 
     /// The module of the kernels that multiply such weights with rounded input; `None` if their codes are no whole numbers.
@@ -151,14 +151,4 @@ fn data(weight: &Weight<Cuda>) -> &Tensor<Cuda> {
     match weight {
         Weight::Dense(data) | Weight::Blocks { data, .. } => data,
     }
-}
-
-/// True if weights are of one format, and their rows lie alike.
-fn is_like(a: &Weight<Cuda>, b: &Weight<Cuda>) -> bool {
-    let format = |w: &Weight<Cuda>| match w {
-        Weight::Dense(_) => None,
-        Weight::Blocks { format, .. } => Some(*format),
-    };
-    let lie = |w: &Weight<Cuda>| (data(w).dtype(), data(w).stride(), w.cols());
-    format(a) == format(b) && lie(a) == lie(b)
 }

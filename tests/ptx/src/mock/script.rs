@@ -17,6 +17,8 @@ pub(super) enum Order {
     Slow { function: String, time: Duration },
     /// `take 1048576`: other programs have so many bytes of each device.
     Take(u64),
+    /// `largest 65536`: memory is in pieces, and no free one has more bytes.
+    Largest(u64),
     /// `fill`: other programs have taken what was free when this was first seen.
     Fill,
 }
@@ -46,6 +48,7 @@ impl Order {
                 Some(Order::Slow { function: function.into(), time })
             }
             ["take", bytes] => bytes.parse().ok().map(Order::Take),
+            ["largest", bytes] => bytes.parse().ok().map(Order::Largest),
             ["fill"] => Some(Order::Fill),
             _ => None,
         }
@@ -62,7 +65,10 @@ mod tests {
         assert_eq!(Order::parse("fail cuLaunchKernel 700"), Some(fail));
         let slow = Order::Slow { function: "cuInit".into(), time: Duration::from_millis(5) };
         assert_eq!(Order::parse("  slow cuInit 5"), Some(slow));
-        assert_eq!(["take 4096", "fill"].map(Order::parse), [Some(Order::Take(4096)), Some(Order::Fill)]);
+        assert_eq!(
+            ["take 4096", "fill", "largest 8"].map(Order::parse),
+            [Order::Take(4096), Order::Fill, Order::Largest(8)].map(Some)
+        );
         assert_eq!(["", "take", "take x", "fail cuInit"].map(Order::parse), [None, None, None, None]);
     }
 }

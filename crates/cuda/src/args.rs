@@ -1,29 +1,27 @@
 //! [`Args`]: the arguments of a launch.
 
-/// A kernel's parameters as bytes, laid out as C does: each aligned to its size. They come in the order in which the kernel
-/// declares them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Args(Vec<u8>);
+/// A kernel's parameters as C lays them out, each aligned to its size, in words of 32 bits. They come in the order in which the
+/// kernel declares them.
+#[derive(Clone, Debug)]
+pub(crate) struct Args(Vec<u32>);
+
+/// Words that hold the arguments of any kernel of ours: growing would take longer than all else.
+const ROOM: usize = 128;
 
 impl Args {
     pub(crate) fn new() -> Args {
-        Args::default()
+        Args(Vec::with_capacity(ROOM))
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    fn aligned<const N: usize>(mut self, bytes: [u8; N]) -> Args {
-        self.0.resize(self.0.len().next_multiple_of(N), 0);
-        self.0.extend(bytes);
-        self
+        bytemuck::cast_slice(&self.0)
     }
 
     /// A number of 32 bits. Those that describe tensors have no more: see `alloc`.
-    pub(crate) fn word(self, n: usize) -> Args {
+    pub(crate) fn word(mut self, n: usize) -> Args {
         debug_assert!(u32::try_from(n).is_ok(), "{n} is no number of 32 bits");
-        self.aligned((n as u32).to_le_bytes())
+        self.0.push(n as u32);
+        self
     }
 
     /// A boolean, as a number of 32 bits.
@@ -31,13 +29,24 @@ impl Args {
         self.word(usize::from(is))
     }
 
-    pub(crate) fn float(self, x: f32) -> Args {
-        self.aligned(x.to_le_bytes())
+    pub(crate) fn float(mut self, x: f32) -> Args {
+        self.0.push(x.to_bits());
+        self
     }
 
     /// A number of 64 bits.
     pub(crate) fn wide(self, n: u64) -> Args {
-        self.aligned(n.to_le_bytes())
+        self.wide_and(n, [])
+    }
+
+    /// A number of 64 bits, and words behind it.
+    pub(crate) fn wide_and<const N: usize>(mut self, n: u64, words: [u32; N]) -> Args {
+        if !self.0.len().is_multiple_of(2) {
+            self.0.push(0);
+        }
+        self.0.extend_from_slice(&[n as u32, (n >> 32) as u32]);
+        self.0.extend_from_slice(&words);
+        self
     }
 }
 

@@ -157,7 +157,7 @@ impl Memory for Cuda {
 impl Args {
     /// A `Matrix` of the kernels: where the view begins, its rows, its columns, and its stride in elements.
     fn view(self, address: u64, [rows, cols, stride]: [usize; 3]) -> Args {
-        self.wide(address).word(rows).word(cols).word(stride).word(0)
+        self.wide_and(address, [rows as u32, cols as u32, stride as u32, 0])
     }
 
     /// A view.

@@ -11,7 +11,7 @@ mod script;
 
 use std::alloc::Layout;
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -217,13 +217,13 @@ struct State {
     /// Bytes of the largest piece of memory that is free, if it is in pieces.
     largest: Option<u64>,
     is_started: bool,
-    calls: HashMap<&'static str, u64>,
+    calls: BTreeMap<&'static str, u64>,
     /// The devices' primary contexts.
-    contexts: HashMap<usize, Context>,
+    contexts: BTreeMap<usize, Context>,
     /// The device whose context is the thread's.
     current: Option<usize>,
     /// Pinned memory, by its address.
-    pinned: HashMap<usize, Layout>,
+    pinned: BTreeMap<usize, Layout>,
     handles: usize,
     seed: u64,
     launches: u64,
@@ -237,11 +237,11 @@ struct Context {
     holders: u32,
     device: Device,
     /// Bytes of each allocation.
-    allocations: HashMap<u64, u64>,
-    streams: HashSet<usize>,
-    events: HashMap<usize, Event>,
-    modules: HashMap<usize, Module>,
-    functions: HashMap<usize, Function>,
+    allocations: BTreeMap<u64, u64>,
+    streams: BTreeSet<usize>,
+    events: BTreeMap<usize, Event>,
+    modules: BTreeMap<usize, Module>,
+    functions: BTreeMap<usize, Function>,
     graphs: Graphs,
     /// True if a kernel was launched that never ends.
     hangs: bool,

@@ -32,9 +32,10 @@ mod replay;
 mod rowwise;
 mod weights;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
 use tallow_quant::Format;
@@ -226,17 +227,13 @@ impl<'a, B: Backend> Bench<'a, B> {
         (rows, cols): (usize, usize),
         prepare: impl FnOnce(HostWeight<'_>) -> CoreResult<Weight<B>>,
     ) -> Result<(Weight<B>, Host), String> {
-        let source = Host::random(seed, rows, cols);
         let width = HostWeight::row_bytes(format, cols).ok_or("the case has no whole blocks")?;
-        let (mut bytes, mut data) = (vec![0; rows * width], vec![0.0; rows * cols]);
+        let bytes = packed(seed, format, (rows, cols), width)?;
+        let mut data = Vec::with_capacity(rows * cols);
         let mut whole = vec![0.0; cols.next_multiple_of(format.block_weights())];
-        for (r, bytes) in bytes.chunks_exact_mut(width.max(1)).enumerate() {
-            let ours = r * cols..(r + 1) * cols;
-            whole[..cols].copy_from_slice(&source.data[ours.clone()]);
-            tallow_quant::pack(format, &whole, bytes).map_err(text)?;
+        for bytes in bytes.chunks_exact(width.max(1)) {
             tallow_quant::unpack(format, bytes, &mut whole).map_err(text)?;
-            data[ours].copy_from_slice(&whole[..cols]);
-            whole.fill(0.0);
+            data.extend_from_slice(&whole[..cols]);
         }
         let spent = Mutex::new(vec![0; rows]);
         let count = |rows: Range<usize>| {
@@ -273,6 +270,32 @@ impl<'a, B: Backend> Bench<'a, B> {
         let data = default.iter().map(|x| (f64::from(*x), 1e-5 * f64::from(most) + 1e-6)).collect();
         self.near(what, got, &Bounded { data, rows: got.rows(), cols: got.cols() })
     }
+}
+
+/// A random weight in a format, rows of `width` bytes. Each is packed once in a process: fitting the codes of some formats takes longer
+/// than most cases do, and each suite asks for the same.
+fn packed(
+    seed: u64,
+    format: Format,
+    (rows, cols): (usize, usize),
+    width: usize,
+) -> Result<Arc<[u8]>, String> {
+    type Weights = BTreeMap<(u64, Format, usize, usize), Arc<[u8]>>;
+    static PACKED: Mutex<Weights> = Mutex::new(BTreeMap::new());
+    let key = (seed, format, rows, cols);
+    if let Some(bytes) = PACKED.lock().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        return Ok(bytes.clone());
+    }
+    let source = Host::random(seed, rows, cols);
+    let mut bytes = vec![0; rows * width];
+    let mut whole = vec![0.0; cols.next_multiple_of(format.block_weights())];
+    for (r, bytes) in bytes.chunks_exact_mut(width.max(1)).enumerate() {
+        whole[..cols].copy_from_slice(source.row(r));
+        tallow_quant::pack(format, &whole, bytes).map_err(text)?;
+    }
+    let bytes = Arc::<[u8]>::from(bytes);
+    PACKED.lock().unwrap_or_else(PoisonError::into_inner).insert(key, bytes.clone());
+    Ok(bytes)
 }
 
 /// A matrix on the host.

@@ -203,20 +203,20 @@ impl Gpu {
             return self.context.check();
         }
         let Launch { kernel, block, shared, ref args, .. } = *launch;
-        let (entry, bytes) = (kernel.entry()?, args.bytes().len());
-        if (entry.parameters, entry.threads) != (bytes, block) {
-            let why = format!(
-                "{} of {} takes {} bytes of arguments and {} threads, not {bytes} and {block}",
-                kernel.name, kernel.module, entry.parameters, entry.threads
-            );
-            return Err(Error::Device { device: self.context.label().to_owned(), why });
-        }
         let function = match self.modules.function(kernel, shared) {
             // Its code needs room on the device.
             Err(Error::OutOfMemory { .. }) if self.pool.trim()? => self.modules.function(kernel, shared),
             other => other,
         }?;
-        let launched = self.put(Command::Launch(function, Cow::Borrowed(launch)));
+        let bytes = args.bytes().len();
+        if (function.entry.parameters, function.entry.threads) != (bytes, block) {
+            let why = format!(
+                "{} of {} takes {} bytes of arguments and {} threads, not {bytes} and {block}",
+                kernel.name, kernel.module, function.entry.parameters, function.entry.threads
+            );
+            return Err(Error::Device { device: self.context.label().to_owned(), why });
+        }
+        let launched = self.put(Command::Launch(function.handle, Cow::Borrowed(launch)));
         self.count(|c| c.launches += 1);
         launched.map_err(|e| match e {
             Error::Device { device, why } => {

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::ptr::null_mut;
 use std::rc::Rc;
 
@@ -10,18 +11,30 @@ use tallow_core::{Error, Result};
 
 use super::context::Context;
 use crate::driver::{Handle, code};
-use crate::kernels::{Bytes, Kernel, images};
+use crate::kernels::{Entry, Kernel, images};
 
 /// Shared memory that a kernel may be launched with unless more is asked for, in bytes.
 const SHARED: u32 = 48 << 10;
 /// Room for what the driver's compiler says.
 const LOG: usize = 4 << 10;
 
-/// A kernel on the device, and the shared memory that it may have.
+/// A kernel on the device.
 #[derive(Clone, Copy)]
-struct Function {
-    handle: Handle,
+pub(super) struct Function {
+    pub handle: Handle,
+    pub entry: &'static Entry,
+    /// The shared memory that it may have beside what it declares.
     shared: u32,
+}
+
+/// A kernel by where its names lie. That is enough to find it again, and takes a hundredth of the time that comparing names does.
+#[derive(PartialEq, Eq, Hash)]
+struct Names(*const u8, *const u8);
+
+impl Names {
+    fn of(kernel: Kernel) -> Names {
+        Names(kernel.module.as_ptr(), kernel.name.as_ptr())
+    }
 }
 
 pub(super) struct Modules {
@@ -29,7 +42,26 @@ pub(super) struct Modules {
     /// The device's compute capability.
     capability: (u32, u32),
     loaded: RefCell<HashMap<&'static str, Handle>>,
-    functions: RefCell<HashMap<Kernel, Function>>,
+    functions: RefCell<HashMap<Names, Function, BuildHasherDefault<Addresses>>>,
+}
+
+/// A hash of addresses.
+#[derive(Default)]
+struct Addresses(u64);
+
+impl Hasher for Addresses {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
+    }
+
+    fn write_usize(&mut self, at: usize) {
+        // Fibonacci hashing: the upper bits, which the table looks at first, depend on all of them.
+        self.0 = (self.0.rotate_left(5) ^ at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Modules {
@@ -38,22 +70,25 @@ impl Modules {
     }
 
     /// A kernel that may be launched with so much shared memory.
-    pub(super) fn function(&self, kernel: Kernel, shared: u32) -> Result<Handle> {
-        let known = self.functions.borrow().get(&kernel).copied();
-        let function = match known {
+    pub(super) fn function(&self, kernel: Kernel, shared: u32) -> Result<Function> {
+        let known = self.functions.borrow().get(&Names::of(kernel)).copied();
+        match known {
+            Some(function) if shared <= function.shared => return Ok(function),
+            _ => {}
+        }
+        let mut function = match known {
             Some(function) => function,
             None => {
-                Function { handle: self.find(kernel)?, shared: SHARED.saturating_sub(kernel.entry()?.shared) }
+                let entry = kernel.entry()?;
+                Function { handle: self.find(kernel)?, entry, shared: SHARED.saturating_sub(entry.shared) }
             }
         };
-        let most = function.shared.max(shared);
-        if most > function.shared {
-            self.allow(function.handle, most)?;
+        if shared > function.shared {
+            self.allow(function.handle, shared)?;
+            function.shared = shared;
         }
-        if known.is_none() || most > function.shared {
-            self.functions.borrow_mut().insert(kernel, Function { shared: most, ..function });
-        }
-        Ok(function.handle)
+        self.functions.borrow_mut().insert(Names::of(kernel), function);
+        Ok(function)
     }
 
     fn allow(&self, function: Handle, shared: u32) -> Result<()> {
@@ -81,7 +116,7 @@ impl Modules {
 
     /// Loads a kernel's module.
     fn load(&self, kernel: Kernel) -> Result<Handle> {
-        let images = images(kernel.module, self.capability).filter_map(Bytes::unpack);
+        let images = images(kernel.module, self.capability);
         let module = self.load_first(kernel.module, images)?.ok_or_else(|| kernel.missing())?;
         self.loaded.borrow_mut().insert(kernel.module, module);
         Ok(module)
@@ -161,7 +196,7 @@ mod tests {
     fn of_what_there_is_of_a_module_the_driver_takes_the_first_that_it_can() {
         let found = crate::tests::devices(Machine::default()).unwrap().remove(0);
         let modules = Modules::new(Rc::new(Context::open(&found).unwrap()), (8, 0));
-        let ptx = images("rope", (8, 0)).next().unwrap().unpack().unwrap();
+        let ptx = images("rope", (8, 0)).next().unwrap();
         let cubin = b"\x7fELF of another device\0".to_vec();
         let module = modules.load_first("rope", [cubin.clone(), ptx].into_iter()).unwrap().unwrap();
         modules.loaded.borrow_mut().insert("rope", module);

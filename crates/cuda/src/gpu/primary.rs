@@ -9,6 +9,11 @@ use tallow_core::{Error, Result};
 
 use crate::driver::{Driver, Failure, Handle, attribute, code};
 
+thread_local! {
+    /// The driver and the context that this thread called last.
+    static CURRENT: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
 /// A device's primary context, held as long as this lives. It is this thread's when it has been retained.
 pub(super) struct Primary {
     driver: Arc<Driver>,
@@ -48,9 +53,16 @@ impl Primary {
         self.abandoned.set(true);
     }
 
+    /// Makes it this thread's, if another one was so last. Nobody else calls the driver in this process' threads.
     pub(super) fn make_current(&self) -> std::result::Result<(), Failure> {
+        let own = (Arc::as_ptr(&self.driver).addr(), self.handle.addr());
+        if CURRENT.get() == own {
+            return Ok(());
+        }
         // SAFETY: the context is retained.
-        unsafe { self.driver.context_set(self.handle) }
+        unsafe { self.driver.context_set(self.handle) }?;
+        CURRENT.set(own);
+        Ok(())
     }
 }
 
@@ -86,6 +98,7 @@ fn taken(driver: &Driver, device: c_int, failure: Failure) -> Option<&'static st
 
 impl Drop for Primary {
     fn drop(&mut self) {
+        CURRENT.set((0, 0));
         // SAFETY: it was retained once and is released once, and is no longer this thread's then. A driver that fails at this has
         // lost the context anyway.
         unsafe {

@@ -5,7 +5,7 @@ mod table;
 
 use tallow_core::{Error, Result};
 
-pub(crate) use packed::{Bytes, images};
+pub(crate) use packed::images;
 
 /// A kernel: its module, and its name there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@
 //!
 //! As in `functions`.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::rc::Rc;
@@ -16,9 +16,9 @@ use super::{Outcome, Work, code};
 /// Graphs of a context, and its streams that capture.
 #[derive(Default)]
 pub(super) struct Graphs {
-    captures: HashMap<usize, Capture>,
-    graphs: HashMap<usize, Rc<[Work]>>,
-    executables: HashMap<usize, Rc<[Work]>>,
+    captures: BTreeMap<usize, Capture>,
+    graphs: BTreeMap<usize, Rc<[Work]>>,
+    executables: BTreeMap<usize, Rc<[Work]>>,
 }
 
 /// A stream's capture.

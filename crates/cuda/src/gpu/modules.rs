@@ -29,11 +29,11 @@ pub(super) struct Function {
 
 /// A kernel by where its names lie. That is enough to find it again, and takes a hundredth of the time that comparing names does.
 #[derive(PartialEq, Eq, Hash)]
-struct Names(*const u8, *const u8);
+struct Names(*const str, *const str);
 
 impl Names {
     fn of(kernel: Kernel) -> Names {
-        Names(kernel.module.as_ptr(), kernel.name.as_ptr())
+        Names(kernel.module, kernel.name)
     }
 }
 

@@ -251,35 +251,38 @@ fn clients_of_a_server_get_what_the_cpu_says() {
     cuda.server.comes_to_rest();
 }
 
-/// A request that finds no room, since what is free lies in small pieces, fails by itself.
+/// A request that finds no room, since what is free lies in small pieces, fails by itself: others still find theirs.
 #[test]
 fn who_finds_no_memory_fails_alone() {
     let cuda = OnCuda::start(&["--slots", "4"]);
-    let mut goes_on = cuda.streams(1, 60);
-    // Room for what a step of a token needs, and for no tensor with a row for each token of a long prompt.
-    cuda.happens("largest 200000");
-    let long = json!({"prompt": "the king and his daughter ".repeat(60), "max_tokens": 4, "temperature": 0});
-    let (status, why) = answer(cuda.server.complete(&long));
+    // Room for the logits of a token, and not for those of two.
+    cuda.happens("largest 60000");
+    let scored = json!({"prompt": "the king and his daughter", "max_tokens": 1, "echo": true, "logprobs": 1});
+    let short = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0});
+    let (status, why) = answer(cuda.server.complete(&scored));
     assert!(status == 500 && why.contains("has no room for"), "{status}: {why}");
-    let text = rest(goes_on.remove(0));
-    assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("data: [DONE]"), "{text}");
+    assert_eq!(whole(cuda.server.complete(&short))["usage"]["completion_tokens"], 8);
     assert_eq!(cuda.server.get("/ready").0, 200);
     cuda.happens("");
-    assert_eq!(whole(cuda.server.complete(&long))["usage"]["completion_tokens"], 4);
+    assert_eq!(whole(cuda.server.complete(&scored))["usage"]["completion_tokens"], 1);
     cuda.server.comes_to_rest();
 }
 
-/// Others take all that is free while it serves: the pool has what steps took before.
+/// Others take all that is free while it serves: the pool has what steps took before. Steps that compute a prompt beside answers
+/// have as many tokens as time allows, so a long one finds room or fails; either way by itself.
 #[test]
 fn a_gpu_that_others_fill_serves_on() {
     let cuda = OnCuda::start(&["--slots", "4"]);
     let mut goes_on = cuda.streams(1, 60);
     cuda.happens("fill");
+    let long = json!({"prompt": "the king and his daughter ".repeat(60), "max_tokens": 4, "temperature": 0});
+    let (status, why) = answer(cuda.server.complete(&long));
+    assert!(status == 200 || status == 500 && why.contains("has no room for"), "{status}: {why}");
     let text = rest(goes_on.remove(0));
     assert!(text.contains("\"finish_reason\":\"length\"") && text.contains("data: [DONE]"), "{text}");
-    let again = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0});
-    assert_eq!(whole(cuda.server.complete(&again))["usage"]["completion_tokens"], 8);
     assert_eq!(cuda.server.get("/ready").0, 200);
+    cuda.happens("");
+    assert_eq!(whole(cuda.server.complete(&long))["usage"]["completion_tokens"], 4);
     cuda.server.comes_to_rest();
 }
 

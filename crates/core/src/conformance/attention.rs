@@ -1,6 +1,6 @@
 use half::{bf16, f16};
 
-use super::oracle::{self, Attention, Normed, Rounding};
+use super::oracle::{self, Attention, Normed};
 use super::{Bench, Bounded, Host, Outcome, text};
 use crate::ops::{ATTEND_TILE, Attend, KvWrite, LatentWrite, QkvPrep};
 use crate::{
@@ -192,13 +192,7 @@ fn answer<B: Backend>(
                 let AttnSpec { scale, window, chunk, softcap, causal, .. } = *spec;
                 let q = &s.q[i].row(position)[h * heads.dim..][..heads.dim];
                 let (k, v) = (&k[i][h / group], &v[i][h / group]);
-                // A device may use bf16 queries and softmax weights (8 bits of precision) with a bf16 cache, and 16-bit
-                // integers with an i8 cache.
-                let rounding = match dtype {
-                    DType::BF16 => Rounding::Each(1.0 / 256.0),
-                    DType::I8 => Rounding::Largest(1.0 / 65_536.0),
-                    _ => Rounding::Exact,
-                };
+                let rounding = (t.suite.attends)(dtype);
                 let bias = bias.map(|x| x.row(h));
                 Attention { k, v, scale, window, chunk, softcap, sink, bias, causal, rounding }
                     .get(q, position)

@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::bf16;
 use tallow_quant::Format;
 
-use crate::{Arithmetic, Backend, Elem, HostWeight, Result as CoreResult, Stack, Tensor, Weight};
+use crate::{Arithmetic, Backend, DType, Elem, HostWeight, Result as CoreResult, Stack, Tensor, Weight};
 
 /// Result of a case; `Err` describes the failure.
 pub type Outcome = Result<(), String>;
@@ -64,16 +64,41 @@ pub struct Suite {
     pub arithmetic: Arithmetic,
     /// True if it rounds to bf16 what is multiplied with BF16 weights.
     pub bf16_inputs: bool,
+    /// How it may round queries and softmax weights, with a KV cache of a type.
+    pub attends: fn(DType) -> Loose,
     /// Error bound for results of several chained ops, relative to the largest element.
     pub chain: f64,
+}
+
+/// Rounding allowed for queries and softmax weights.
+#[derive(Clone, Copy, Debug)]
+pub enum Loose {
+    /// None.
+    Exact,
+    /// Relative to each element.
+    Each(f64),
+    /// Relative to the largest: of a query's elements, or of softmax weights times the values' scales.
+    Largest(f64),
+}
+
+impl Loose {
+    /// bf16 (8 bits of precision) with a bf16 cache, 16-bit integers with an i8 cache, and nothing else.
+    fn of_cache(dtype: DType) -> Loose {
+        match dtype {
+            DType::BF16 => Loose::Each(1.0 / 256.0),
+            DType::I8 => Loose::Largest(1.0 / 65_536.0),
+            _ => Loose::Exact,
+        }
+    }
 }
 
 impl Suite {
     /// For a device that computes in `f32`.
     pub fn exact() -> Suite {
         let (formats, sizes, arithmetic) = (&Format::ALL, usize::MAX, Arithmetic::Exact);
-        let (bf16_inputs, chain) = (false, 1e-5);
-        Suite { values: true, slack: 1.0, formats, sizes, every_row: true, arithmetic, bf16_inputs, chain }
+        let (bf16_inputs, attends, chain) = (false, Loose::of_cache as fn(DType) -> Loose, 1e-5);
+        let (values, slack, every_row) = (true, 1.0, true);
+        Suite { values, slack, formats, sizes, every_row, arithmetic, bf16_inputs, attends, chain }
     }
 
     /// For a device that rounds the inputs of linear layers. Products of the rounded inputs have the same bounds as

@@ -1,6 +1,6 @@
 //! The oracle: reference implementations in `f64`, as plain as possible.
 
-use super::{Bounded, Host};
+use super::{Bounded, Host, Loose};
 use crate::{Activation, DeltaHeads, Groups, NormKind, RopePairs, Scores, Span};
 
 /// Twice the relative rounding error of one `f32` operation.
@@ -212,18 +212,8 @@ pub(super) struct Attention<'a> {
     /// The head's row of the relative position bias.
     pub bias: Option<&'a [f32]>,
     pub causal: bool,
-    /// Rounding that a device may do of queries and softmax weights, to match the cache's type.
-    pub rounding: Rounding,
-}
-
-/// Rounding allowed for queries and softmax weights.
-#[derive(Clone, Copy)]
-pub(super) enum Rounding {
-    Exact,
-    /// Relative to each element.
-    Each(f64),
-    /// Relative to the largest: of a query's elements, or of softmax weights times the values' scales.
-    Largest(f64),
+    /// Rounding that a device may do of queries and softmax weights.
+    pub rounding: Loose,
 }
 
 impl Attention<'_> {
@@ -247,9 +237,9 @@ impl Attention<'_> {
                 terms.clone().fold((0.0, 0.0), |(s, size): (f64, f64), t| (s + t, size + t.abs()));
             let rounded = |k: &f32| f64::from(*k) * f64::from(self.scale) * most_of_query;
             let squares: f64 = match self.rounding {
-                Rounding::Exact => 0.0,
-                Rounding::Each(part) => terms.map(|t| (part * t).powi(2)).sum(),
-                Rounding::Largest(part) => self.k.row(p).iter().map(|k| (part * rounded(k)).powi(2)).sum(),
+                Loose::Exact => 0.0,
+                Loose::Each(part) => terms.map(|t| (part * t).powi(2)).sum(),
+                Loose::Largest(part) => self.k.row(p).iter().map(|k| (part * rounded(k)).powi(2)).sum(),
             };
             let bias = self.bias.map_or(0.0, |row| {
                 let reach = row.len() as i64 / 2;
@@ -267,9 +257,9 @@ impl Attention<'_> {
         let sum: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - most).exp());
         let queries = scores.iter().fold(0.0, |m: f64, s| m.max(s.2));
         let (of_each, of_largest) = match self.rounding {
-            Rounding::Exact => (0.0, 0.0),
-            Rounding::Each(part) => (part, 0.0),
-            Rounding::Largest(part) => (0.0, part),
+            Loose::Exact => (0.0, 0.0),
+            Loose::Each(part) => (part, 0.0),
+            Loose::Largest(part) => (0.0, part),
         };
         let off = EPS * size * (4.0 + (q.len() as f64).sqrt()) + of_each + queries;
         // Error due to rounded softmax weights, random as well.

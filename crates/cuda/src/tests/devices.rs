@@ -11,7 +11,7 @@
 //! | exclusive-process and prohibited mode, MIG mode without an instance | here `a_device_that_others_have_is_said_with_what_to_do` |
 //! | MIG instances | here `instances_of_a_gpu_are_devices` |
 //! | memory that others have | here `memory_that_others_have_is_not_free`, `a_device_that_others_fill_goes_on`; `cli/tests/suite/cuda.rs`: `memory_that_others_have_is_planned_around` `a_gpu_that_others_fill_serves_on` |
-//! | memory that runs out at load, at capture, in a step | `trouble.rs`: `memory_runs_out_with_words`; `replay.rs`; `cli/tests/suite/cuda.rs`: `who_finds_no_memory_fails_alone` |
+//! | memory that runs out at load, at capture, in a step | `trouble.rs`: `memory_runs_out_with_words`; `replay.rs`; `cli/tests/suite/cuda.rs`: `who_finds_no_memory_fails_alone`, `a_gpu_that_others_fill_serves_on` |
 //! | PTX that the driver refuses, no room for its code | `trouble.rs`: `a_module_that_is_not_understood_is_an_error_with_its_words` |
 //! | memory that cannot be pinned | here `memory_that_cannot_be_pinned_is_used_as_it_is` |
 //! | an illegal address, an ECC fault, a link that breaks | here `what_nothing_survives_is_a_loss`; `trouble.rs`: `a_device_that_is_lost_says_so` `a_loss_is_noticed_wherever_it_comes_up`; `cli/tests/suite/cuda.rs`: `a_lost_device_is_told_to_everybody_once` |

@@ -2,9 +2,10 @@
 
 use half::{bf16, f16};
 
+use crate::isa::Isa;
 use crate::parse::Kind;
 use crate::registers::{
-    Double, Float, Half, HalfInt, Int, Lane, Mask, PARTS, Predicate, Registers, Wide, WideInt, Word,
+    Double, Float, Half, HalfInt, Int, Lane, Mask, PART, PARTS, Predicate, Registers, Wide, WideInt, Word,
 };
 
 /// The registers of an instruction: its result and up to three operands.
@@ -13,6 +14,9 @@ pub(crate) struct Places {
     pub to: u16,
     pub from: [u16; 3],
 }
+
+/// Executes an instruction in the lanes of a mask.
+pub(crate) type Function = fn(Isa, &mut Registers, Mask, &Places);
 
 /// `Name [its names in PTX] (operand: kind, ...) -> kind { the result };`
 macro_rules! table {
@@ -36,24 +40,28 @@ macro_rules! table {
                 }
             }
 
-            /// Executes it in the lanes of `mask`.
-            #[inline(always)]
-            pub(crate) fn run(self, registers: &mut Registers, mask: &Mask, places: &Places) {
-                match self {
-                    $(Op::$name => {
-                        for part in 0..PARTS {
-                            let [$($arg,)* ..] = table!(@first places.from, $($arg)*);
-                            $(let $arg = $kind::get(registers, $arg, part);)*
-                            let values = std::array::from_fn(|i| {
-                                $(let $arg = $arg[i];)*
-                                $body
-                            });
-                            $out::put(registers, places.to, part, mask, values);
-                        }
-                    })*
-                }
-            }
         }
+
+        /// Each instruction's function, by its number.
+        pub(crate) static FUNCTIONS: &[Function] = &[$({
+            #[inline(always)]
+            fn run(registers: &mut Registers, mask: Mask, places: &Places) {
+                let mut results = [[<$out as Lane>::Value::default(); PART]; PARTS];
+                for (part, results) in results.iter_mut().enumerate() {
+                    let [$($arg,)* ..] = table!(@first places.from, $($arg)*);
+                    $(let $arg = $kind::operand(registers, $arg, part, mask);)*
+                    for (i, result) in results.iter_mut().enumerate() {
+                        $(let $arg = $arg[i];)*
+                        *result = $body;
+                    }
+                }
+                $out::put_all(registers, places.to, mask, results);
+            }
+            |isa, registers, mask, places| match mask.is_all() {
+                true => isa.run(#[inline(always)] || run(registers, Mask::ALL, places)),
+                false => isa.run(#[inline(always)] || run(registers, mask, places)),
+            }
+        }),*];
     };
     (@first $from:expr, $($arg:ident)*) => { $from };
 }

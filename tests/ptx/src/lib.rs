@@ -11,6 +11,7 @@
 mod code;
 mod device;
 mod fault;
+mod isa;
 mod lanes;
 mod launch;
 mod lower;

@@ -1,7 +1,5 @@
 //! Products of small matrices (`mma`), whose fragments are spread over a warp's lanes.
 
-use half::{bf16, f16};
-
 use crate::code::{Mma, MmaKind};
 use crate::registers::{LANES, Registers};
 
@@ -40,6 +38,45 @@ fn factors<T: Copy + Default, const K: usize>(
     (a, b)
 }
 
+/// The number that 16 bits of an `f16` are.
+#[inline(always)]
+fn of_f16(half: u16) -> f32 {
+    let (sign, rest) = (u32::from(half & 0x8000) << 16, u32::from(half & 0x7fff) << 13);
+    // Its exponent, less by 112, makes a subnormal number of what is one, and 31 is infinity or NaN.
+    let finite = f32::from_bits(rest) * f32::from_bits((127 + 112) << 23);
+    let special = rest | 0x7f80_0000;
+    f32::from_bits(sign | if rest < 0x0f80_0000 { finite.to_bits() } else { special })
+}
+
+/// Sums of products of 16-bit floats. The products are exact. How a GPU rounds their sum is its own affair; here it is rounded
+/// once, after each was added in `f64` in order.
+#[inline(always)]
+fn floats(registers: &Registers, mma: &Mma, float: impl Fn(u16) -> f32, sums: &mut [[u32; 4]; LANES]) {
+    let element = |word: u32, i: usize, _: bool| float((word >> (16 * i)) as u16);
+    let (a, b) = factors::<f32, 16>(registers, mma, 2, element);
+    // Columns side by side.
+    let mut columns = [[0f64; COLS]; 16];
+    for (col, b) in b.iter().enumerate() {
+        for (k, b) in b.iter().enumerate() {
+            columns[k][col] = f64::from(*b);
+        }
+    }
+    let mut products = [[0f64; COLS]; ROWS];
+    for (products, a) in products.iter_mut().zip(&a) {
+        for (a, columns) in a.iter().zip(&columns) {
+            let a = f64::from(*a);
+            products.iter_mut().zip(columns).for_each(|(sum, b)| *sum += a * b);
+        }
+    }
+    for (lane, sums) in sums.iter_mut().enumerate() {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let (row, col) = place(lane, i);
+            let old = f64::from(f32::from_bits(registers.word(mma.c[i], lane)));
+            *sum = ((old + products[row][col]) as f32).to_bits();
+        }
+    }
+}
+
 /// Executes it in all lanes.
 #[inline(always)]
 pub(crate) fn multiply(registers: &mut Registers, mma: &Mma) {
@@ -59,30 +96,28 @@ pub(crate) fn multiply(registers: &mut Registers, mma: &Mma) {
                 }
             }
         }
-        MmaKind::F16 | MmaKind::Bf16 => {
-            let element = |word: u32, i: usize, _: bool| {
-                let half = (word >> (16 * i)) as u16;
-                if mma.kind == MmaKind::F16 {
-                    f16::from_bits(half).to_f32()
-                } else {
-                    bf16::from_bits(half).to_f32()
-                }
-            };
-            let (a, b) = factors::<f32, 16>(registers, mma, 2, element);
-            for (lane, sums) in sums.iter_mut().enumerate() {
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let (row, col) = place(lane, i);
-                    // Products are exact. How a GPU rounds their sum is its own affair; here it is rounded once.
-                    let products = a[row].iter().zip(&b[col]).map(|(a, b)| f64::from(*a) * f64::from(*b));
-                    let old = f64::from(f32::from_bits(registers.word(mma.c[i], lane)));
-                    *sum = ((old + products.sum::<f64>()) as f32).to_bits();
-                }
-            }
-        }
+        MmaKind::F16 => floats(registers, mma, of_f16, &mut sums),
+        MmaKind::Bf16 => floats(registers, mma, |half| f32::from_bits(u32::from(half) << 16), &mut sums),
     }
     for (lane, sums) in sums.iter().enumerate() {
         for (at, sum) in mma.to.iter().zip(sums) {
             registers.set_word(*at, lane, *sum);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f16_is_what_it_says() {
+        for bits in 0..=u16::MAX {
+            let (got, want) = (of_f16(bits), half::f16::from_bits(bits).to_f32());
+            assert!(
+                got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(),
+                "{bits:#x}: {got} for {want}"
+            );
         }
     }
 }

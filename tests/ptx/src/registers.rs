@@ -1,6 +1,6 @@
 //! The registers of a warp: 32 lanes side by side, so that one instruction is a few of the host's vector instructions.
 
-use bytemuck::cast;
+use bytemuck::{cast, cast_ref};
 
 use crate::parse::Kind;
 
@@ -24,10 +24,23 @@ pub(crate) struct Registers {
 
 impl Registers {
     /// A lane's word.
+    #[inline(always)]
     pub(crate) fn word(&self, at: u16, lane: usize) -> u32 {
         self.slots[usize::from(at)][lane / PART][lane % PART]
     }
 
+    /// All lanes' words.
+    #[inline(always)]
+    pub(crate) fn words(&self, at: u16) -> &[u32; LANES] {
+        cast_ref(&self.slots[usize::from(at)])
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_words(&mut self, at: u16, words: &[u32; LANES]) {
+        self.slots[usize::from(at)] = cast(*words);
+    }
+
+    #[inline(always)]
     pub(crate) fn set_word(&mut self, at: u16, lane: usize, value: u32) {
         self.slots[usize::from(at)][lane / PART][lane % PART] = value;
     }
@@ -51,28 +64,54 @@ impl Registers {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mask {
     pub bits: u32,
-    /// All ones for each of them.
-    parts: Slot,
 }
 
 impl Mask {
-    pub(crate) fn new(bits: u32) -> Mask {
-        let part = |p: usize| std::array::from_fn(|i| 0u32.wrapping_sub(bits >> (p * PART + i) & 1));
-        Mask { bits, parts: std::array::from_fn(part) }
+    pub(crate) const ALL: Mask = Mask { bits: u32::MAX };
+
+    #[inline(always)]
+    pub(crate) fn is_all(self) -> bool {
+        self.bits == u32::MAX
     }
 
-    pub(crate) fn lanes(&self) -> impl Iterator<Item = usize> + use<> {
-        let bits = self.bits;
-        (0..LANES).filter(move |lane| bits >> lane & 1 == 1)
+    /// All ones for each of a part's lanes.
+    #[inline(always)]
+    fn part(self, part: usize) -> [u32; PART] {
+        let bits = self.bits >> (part * PART);
+        std::array::from_fn(|i| 0u32.wrapping_sub(bits >> i & 1))
+    }
+
+    #[inline(always)]
+    pub(crate) fn lanes(self) -> impl Iterator<Item = usize> {
+        let mut bits = self.bits;
+        std::iter::from_fn(move || {
+            let lane = bits.trailing_zeros() as usize;
+            bits &= bits.wrapping_sub(1);
+            (lane < LANES).then_some(lane)
+        })
     }
 }
 
 /// How a lane's value lies in registers.
 pub(crate) trait Lane {
-    type Value: Copy;
+    type Value: Copy + Default;
     const KIND: Kind;
     fn get(registers: &Registers, at: u16, part: usize) -> [Self::Value; PART];
-    fn put(registers: &mut Registers, at: u16, part: usize, mask: &Mask, values: [Self::Value; PART]);
+    fn put(registers: &mut Registers, at: u16, part: usize, mask: Mask, values: [Self::Value; PART]);
+
+    /// The values that lanes of a mask compute with; others must not be slow at it.
+    #[inline(always)]
+    fn operand(registers: &Registers, at: u16, part: usize, _: Mask) -> [Self::Value; PART] {
+        Self::get(registers, at, part)
+    }
+
+    /// Puts the values of all parts.
+    #[inline(always)]
+    fn put_all(registers: &mut Registers, at: u16, mask: Mask, values: [[Self::Value; PART]; PARTS]) {
+        for (part, values) in values.iter().enumerate() {
+            Self::put(registers, at, part, mask, *values);
+        }
+    }
 }
 
 /// A predicate.
@@ -89,7 +128,7 @@ impl Lane for Predicate {
     }
 
     #[inline(always)]
-    fn put(registers: &mut Registers, at: u16, part: usize, mask: &Mask, values: [bool; PART]) {
+    fn put(registers: &mut Registers, at: u16, part: usize, mask: Mask, values: [bool; PART]) {
         let bits = (0..PART).fold(0, |bits, i| bits | u32::from(values[i]) << (part * PART + i));
         let mask = mask.bits & 0xff << (part * PART);
         let to = &mut registers.predicates[usize::from(at)];
@@ -110,12 +149,14 @@ impl Lane for Word {
     }
 
     #[inline(always)]
-    fn put(registers: &mut Registers, at: u16, part: usize, mask: &Mask, values: [u32; PART]) {
+    fn put(registers: &mut Registers, at: u16, part: usize, mask: Mask, values: [u32; PART]) {
         let to = &mut registers.slots[usize::from(at)][part];
-        let keep = &mask.parts[part];
-        for i in 0..PART {
-            to[i] = to[i] & !keep[i] | values[i] & keep[i];
+        if mask.is_all() {
+            *to = values;
+            return;
         }
+        let put = mask.part(part);
+        *to = std::array::from_fn(|i| to[i] & !put[i] | values[i] & put[i]);
     }
 }
 
@@ -133,10 +174,13 @@ impl Lane for Wide {
     }
 
     #[inline(always)]
-    fn put(registers: &mut Registers, at: u16, part: usize, mask: &Mask, values: [u64; PART]) {
-        let keep: [u64; PART] = mask.parts[part].map(|m| u64::from(m) << 32 | u64::from(m));
-        let old = Wide::get(registers, at, part);
-        let new: [u64; PART] = std::array::from_fn(|i| old[i] & !keep[i] | values[i] & keep[i]);
+    fn put(registers: &mut Registers, at: u16, part: usize, mask: Mask, values: [u64; PART]) {
+        let mut new = values;
+        if !mask.is_all() {
+            let put = mask.part(part).map(|put| i64::from(put as i32) as u64);
+            let old = Wide::get(registers, at, part);
+            new = std::array::from_fn(|i| old[i] & !put[i] | values[i] & put[i]);
+        }
         let [low, high]: [[u32; PART]; 2] = cast(new);
         let (slot, first) = (&mut registers.slots[usize::from(at) + part / 2], part % 2 * 2);
         (slot[first], slot[first + 1]) = (low, high);
@@ -145,7 +189,7 @@ impl Lane for Wide {
 
 /// Values that are words or 64 bits read otherwise.
 macro_rules! over {
-    ($($(#[$doc:meta])* $name:ident: $of:ty, in $base:ident, $get:expr, $put:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident: $of:ty, in $base:ident, $get:expr, $put:expr $(, $operand:item)?;)*) => {
         $(
             $(#[$doc])*
             pub(crate) struct $name;
@@ -160,9 +204,11 @@ macro_rules! over {
                 }
 
                 #[inline(always)]
-                fn put(registers: &mut Registers, at: u16, part: usize, mask: &Mask, values: [$of; PART]) {
+                fn put(registers: &mut Registers, at: u16, part: usize, mask: Mask, values: [$of; PART]) {
                     $base::put(registers, at, part, mask, values.map($put));
                 }
+
+                $($operand)?
             }
         )*
     };
@@ -170,7 +216,13 @@ macro_rules! over {
 
 over! {
     Int: i32, in Word, |w| w as i32, |v| v as u32;
-    Float: f32, in Word, f32::from_bits, f32::to_bits;
+    /// Lanes that take no part are zero: subnormal numbers, which anything else may be, cost a hundred cycles.
+    Float: f32, in Word, f32::from_bits, f32::to_bits,
+        #[inline(always)]
+        fn operand(registers: &Registers, at: u16, part: usize, mask: Mask) -> [f32; PART] {
+            let (values, is_active) = (Word::get(registers, at, part), mask.part(part));
+            std::array::from_fn(|i| f32::from_bits(values[i] & is_active[i]))
+        };
     /// 16 bits, with zeros above.
     Half: u16, in Word, |w| w as u16, u32::from;
     HalfInt: i16, in Word, |w| w as i16, |v| u32::from(v as u16);

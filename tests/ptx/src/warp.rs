@@ -4,10 +4,12 @@ mod access;
 
 use crate::code::{Code, Instruction, Lowered, Shuffle, ShuffleMode, Special, VoteMode};
 use crate::fault::Trouble;
+use crate::isa::Isa;
+use crate::lanes::FUNCTIONS;
 use crate::matrices;
 use crate::memory::{Bytes, Memory, Who};
 use crate::parse::Kind;
-use crate::registers::{LANES, Lane, Mask, PARTS, Registers, Word};
+use crate::registers::{LANES, Lane, Mask, PART, PARTS, Registers, Wide, Word};
 
 /// A CTA's place in its launch, and what its warps share.
 #[derive(Debug)]
@@ -52,6 +54,7 @@ pub(crate) struct Warp {
     copy_group: u32,
     /// Its number in the CTA.
     number: usize,
+    isa: Isa,
     /// Instructions that lanes have executed.
     pub executed: u64,
 }
@@ -87,16 +90,23 @@ impl Warp {
             predicates: vec![0; kernel.predicates],
         };
         for &(at, kind, value) in &kernel.constants {
-            for lane in 0..LANES {
-                match kind {
-                    Kind::Wide => registers.set_wide(at, lane, value),
-                    _ => registers.set_word(at, lane, value as u32),
-                }
+            match kind {
+                Kind::Wide => (0..LANES).for_each(|lane| registers.set_wide(at, lane, value)),
+                _ => registers.set_words(at, &[value as u32; LANES]),
             }
         }
         let groups = vec![Group { at: 0, lanes, waits: false }];
         let shadows = vec![0; kernel.shadows];
-        Warp { registers, shadows, groups, copies: Vec::new(), copy_group: 0, number, executed: 0 }
+        Warp {
+            registers,
+            shadows,
+            groups,
+            copies: Vec::new(),
+            copy_group: 0,
+            number,
+            isa: Isa::detect(),
+            executed: 0,
+        }
     }
 
     /// Whether all its lanes have ended.
@@ -111,28 +121,6 @@ impl Warp {
         cta: &mut Cta<'_>,
         turn: u64,
     ) -> Result<Pause, Stopped> {
-        #[cfg(target_arch = "x86_64")]
-        if has_avx2() {
-            // SAFETY: the processor has these, as was just asked.
-            return unsafe { self.run_with_avx2(code, cta, turn) };
-        }
-        self.run_anywhere(code, cta, turn)
-    }
-
-    /// Compiled for AVX2 and FMA: without, `mul_add` is a library call for each lane.
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2,lzcnt,popcnt")]
-    fn run_with_avx2(
-        &mut self,
-        code: &[Instruction],
-        cta: &mut Cta<'_>,
-        turn: u64,
-    ) -> Result<Pause, Stopped> {
-        self.run_anywhere(code, cta, turn)
-    }
-
-    #[inline(always)]
-    fn run_anywhere(&mut self, code: &[Instruction], cta: &mut Cta<'_>, turn: u64) -> Result<Pause, Stopped> {
         let mut left = turn;
         loop {
             // The group that is furthest behind, with whoever is at the same place.
@@ -160,7 +148,6 @@ impl Warp {
     }
 
     /// Executes a group until it meets another, divides, ends, or must wait.
-    #[inline(always)]
     fn run_group(
         &mut self,
         code: &[Instruction],
@@ -170,7 +157,7 @@ impl Warp {
     ) -> Result<Pause, Stopped> {
         let meets = self.groups.iter().map(|g| g.at).filter(|at| *at > start).min().unwrap_or(u32::MAX);
         let others = self.groups.iter().fold(0, |lanes, g| lanes | g.lanes);
-        let all = Mask::new(lanes);
+        let all = Mask { bits: lanes };
         let mut at = start;
         loop {
             if *left == 0 || at >= meets {
@@ -188,16 +175,16 @@ impl Warp {
                         at += 1;
                         continue;
                     }
-                    if bits == lanes { all } else { Mask::new(bits) }
+                    Mask { bits }
                 }
             };
             self.executed += u64::from(mask.bits.count_ones());
             if let Code::Lanes(op, places) = &instruction.code {
-                op.run(&mut self.registers, &mask, places);
+                FUNCTIONS[*op as usize](self.isa, &mut self.registers, mask, places);
                 at += 1;
                 continue;
             }
-            let flow = self.execute(&instruction.code, cta, &mask, others);
+            let flow = self.execute(&instruction.code, cta, mask, others);
             match flow.map_err(|(trouble, lane)| (trouble, at, lane))? {
                 Flow::Next => at += 1,
                 Flow::Jump(target) if mask.bits == lanes => {
@@ -231,6 +218,7 @@ impl Warp {
         }
     }
 
+    #[inline(always)]
     fn who(&self, cta: &Cta<'_>) -> Who {
         Who { cta: cta.number, epoch: cta.epoch, warp: self.number as u8 }
     }
@@ -240,13 +228,16 @@ impl Warp {
         &mut self,
         code: &Code,
         cta: &mut Cta<'_>,
-        mask: &Mask,
+        mask: Mask,
         others: u32,
     ) -> Result<Flow, (Trouble, usize)> {
         let first = first_lane(mask.bits);
         match code {
-            Code::Lanes(op, places) => op.run(&mut self.registers, mask, places),
-            Code::Logic { places, table } => self.logic(places.to, places.from, *table, mask),
+            Code::Lanes(op, places) => FUNCTIONS[*op as usize](self.isa, &mut self.registers, mask, places),
+            Code::Logic { places, table } => self.isa.run(
+                #[inline(always)]
+                || self.logic(places.to, places.from, *table, mask),
+            ),
             Code::Special { to, what } => self.special(*to, *what, cta, mask),
             Code::Branch { target } => return Ok(Flow::Jump(*target)),
             Code::Exit => return Ok(Flow::Exit),
@@ -269,7 +260,10 @@ impl Warp {
                 if self.misses(shuffle.members, mask, others)? {
                     return Ok(Flow::Missing);
                 }
-                self.shuffle(shuffle, mask)?;
+                self.isa.run(
+                    #[inline(always)]
+                    || self.shuffle(shuffle, mask),
+                )?;
             }
             Code::Vote { mode, to, from, is_negated, members } => {
                 if self.misses(*members, mask, others)? {
@@ -302,14 +296,20 @@ impl Warp {
                 if missing != 0 {
                     return self.all_needed(missing, others, first);
                 }
-                matrices::multiply(&mut self.registers, mma);
+                self.isa.run(
+                    #[inline(always)]
+                    || matrices::multiply(&mut self.registers, mma),
+                );
             }
             Code::LoadMatrix { address, count, is_transposed, registers } => {
                 let missing = !mask.bits;
                 if missing != 0 {
                     return self.all_needed(missing, others, first);
                 }
-                self.load_matrix(address, *count, *is_transposed, registers, cta)?;
+                self.isa.run(
+                    #[inline(always)]
+                    || self.load_matrix(address, *count, *is_transposed, registers, cta),
+                )?;
             }
             Code::CopyAsync { to, from, size, used } => {
                 self.copy_async((to, from), usize::from(*size), *used, cta, mask)?
@@ -328,7 +328,7 @@ impl Warp {
     }
 
     /// Whether lanes that an instruction names are not there yet. Fails where they cannot come.
-    fn misses(&self, members: u16, mask: &Mask, others: u32) -> Result<bool, (Trouble, usize)> {
+    fn misses(&self, members: u16, mask: Mask, others: u32) -> Result<bool, (Trouble, usize)> {
         let first = first_lane(mask.bits);
         let members = self.registers.word(members, first);
         if mask.bits & !members != 0 {
@@ -351,25 +351,35 @@ impl Warp {
     }
 
     /// Broadcasts a word to the lanes.
-    fn put(&mut self, to: u16, mask: &Mask, word: u32) {
-        (0..PARTS).for_each(|part| Word::put(&mut self.registers, to, part, mask, [word; 8]));
+    #[inline(always)]
+    fn put(&mut self, to: u16, mask: Mask, word: u32) {
+        Word::put_all(&mut self.registers, to, mask, [[word; PART]; PARTS]);
     }
 
-    fn logic(&mut self, to: u16, from: [u16; 3], table: u8, mask: &Mask) {
-        for part in 0..PARTS {
+    /// Broadcasts 64 bits.
+    #[inline(always)]
+    fn put_wide(&mut self, to: u16, mask: Mask, value: u64) {
+        Wide::put_all(&mut self.registers, to, mask, [[value; PART]; PARTS]);
+    }
+
+    /// Chooses the result's bits by `a`, `b` and `c`, in turn.
+    #[inline(always)]
+    fn logic(&mut self, to: u16, from: [u16; 3], table: u8, mask: Mask) {
+        let all = |bit: u8| 0u32.wrapping_sub(u32::from(table >> bit & 1));
+        let choose = |by: u32, one: u32, zero: u32| zero ^ by & (one ^ zero);
+        let mut results = [[0; PART]; PARTS];
+        for (part, results) in results.iter_mut().enumerate() {
             let [a, b, c] = from.map(|at| Word::get(&self.registers, at, part));
-            let values = std::array::from_fn(|i| {
-                let term = |bit: u8| {
-                    let choose = |word: u32, is: u8| if is != 0 { word } else { !word };
-                    choose(a[i], bit & 4) & choose(b[i], bit & 2) & choose(c[i], bit & 1)
-                };
-                (0..8).filter(|bit| table >> bit & 1 == 1).fold(0, |word, bit| word | term(bit))
-            });
-            Word::put(&mut self.registers, to, part, mask, values);
+            for (i, result) in results.iter_mut().enumerate() {
+                let by_c = |bit: u8| choose(c[i], all(bit + 1), all(bit));
+                let by_b = |bit: u8| choose(b[i], by_c(bit + 2), by_c(bit));
+                *result = choose(a[i], by_b(4), by_b(0));
+            }
         }
+        Word::put_all(&mut self.registers, to, mask, results);
     }
 
-    fn special(&mut self, to: u16, what: Special, cta: &Cta<'_>, mask: &Mask) {
+    fn special(&mut self, to: u16, what: Special, cta: &Cta<'_>, mask: Mask) {
         let [width, height, _] = cta.threads;
         for lane in mask.lanes() {
             let thread = (self.number * LANES + lane) as u32;
@@ -388,34 +398,57 @@ impl Warp {
         }
     }
 
-    fn shuffle(&mut self, s: &Shuffle, mask: &Mask) -> Result<(), (Trouble, usize)> {
-        let words: [u32; LANES] = std::array::from_fn(|lane| self.registers.word(s.from, lane));
-        let mut results = [(0, false); LANES];
-        for lane in mask.lanes() {
-            let (by, bounds) = (self.registers.word(s.by, lane) & 31, self.registers.word(s.bounds, lane));
-            let (clamp, segment) = (bounds & 31, bounds >> 8 & 31);
-            let me = lane as u32;
-            let lowest = me & segment;
-            let highest = lowest | clamp & !segment;
-            let (from, within) = match s.mode {
-                ShuffleMode::Up => (me.wrapping_sub(by), me.wrapping_sub(by) as i32 >= highest as i32),
-                ShuffleMode::Down => (me + by, me + by <= highest),
-                ShuffleMode::Butterfly => (me ^ by, me ^ by <= highest),
-                ShuffleMode::Index => (lowest | by & !segment, lowest | by & !segment <= highest),
-            };
-            let from = if within { from as usize } else { lane };
-            if mask.bits >> from & 1 == 0 {
-                return Err((Trouble::AbsentLane { lane: from }, lane));
+    #[inline(always)]
+    fn shuffle(&mut self, s: &Shuffle, mask: Mask) -> Result<(), (Trouble, usize)> {
+        match s.mode {
+            ShuffleMode::Up => self.shuffle_by(s, mask, |me, by, _, _, highest| {
+                (me.wrapping_sub(by), me.wrapping_sub(by) as i32 >= highest as i32)
+            }),
+            ShuffleMode::Down => {
+                self.shuffle_by(s, mask, |me, by, _, _, highest| (me + by, me + by <= highest))
             }
-            results[lane] = (words[from], within);
+            ShuffleMode::Butterfly => {
+                self.shuffle_by(s, mask, |me, by, _, _, highest| (me ^ by, me ^ by <= highest))
+            }
+            ShuffleMode::Index => self.shuffle_by(s, mask, |_, by, segment, lowest, highest| {
+                (lowest | by & !segment, lowest | by & !segment <= highest)
+            }),
         }
-        for lane in mask.lanes() {
-            let (word, within) = results[lane];
-            self.registers.set_word(s.to, lane, word);
-            if let Some(at) = s.within {
-                let register = &mut self.registers.predicates[usize::from(at)];
-                *register = *register & !(1 << lane) | u32::from(within) << lane;
-            }
+    }
+
+    /// `from` tells, for a lane, a number of lanes, the segment's mask, and its lowest and highest lane, whom it reads from if
+    /// that is within bounds.
+    #[inline(always)]
+    fn shuffle_by(
+        &mut self,
+        s: &Shuffle,
+        mask: Mask,
+        from: impl Fn(u32, u32, u32, u32, u32) -> (u32, bool),
+    ) -> Result<(), (Trouble, usize)> {
+        let (words, by, bounds) =
+            (*self.registers.words(s.from), self.registers.words(s.by), self.registers.words(s.bounds));
+        let (mut sources, mut within) = ([0; LANES], 0);
+        for lane in 0..LANES {
+            let (clamp, segment, me) = (bounds[lane] & 31, bounds[lane] >> 8 & 31, lane as u32);
+            let lowest = me & segment;
+            let (from, is_within) = from(me, by[lane] & 31, segment, lowest, lowest | clamp & !segment);
+            sources[lane] = if is_within { from & 31 } else { me };
+            within |= u32::from(is_within) << lane;
+        }
+        let absent = |lane: &usize| mask.bits >> sources[*lane] & 1 == 0;
+        if !mask.is_all()
+            && let Some(lane) = mask.lanes().find(absent)
+        {
+            return Err((Trouble::AbsentLane { lane: sources[lane] as usize }, lane));
+        }
+        let mut results = [[0; PART]; PARTS];
+        for (i, source) in sources.iter().enumerate() {
+            results[i / PART][i % PART] = words[*source as usize % LANES];
+        }
+        Word::put_all(&mut self.registers, s.to, mask, results);
+        if let Some(at) = s.within {
+            let register = &mut self.registers.predicates[usize::from(at)];
+            *register = *register & !mask.bits | within & mask.bits;
         }
         Ok(())
     }
@@ -423,15 +456,4 @@ impl Warp {
 
 fn first_lane(lanes: u32) -> usize {
     lanes.trailing_zeros() as usize % LANES
-}
-
-#[cfg(target_arch = "x86_64")]
-fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
-        && is_x86_feature_detected!("bmi1")
-        && is_x86_feature_detected!("bmi2")
-        && is_x86_feature_detected!("lzcnt")
-        && is_x86_feature_detected!("popcnt")
 }

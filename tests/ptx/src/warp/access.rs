@@ -1,20 +1,26 @@
 //! A warp's accesses to memory: loads, stores, atomics, asynchronous copies.
 
+use bytemuck::cast;
+
 use super::{Copy, Cta, Warp, first_lane};
-use crate::code::{Access, Address, Atomic, Space};
+use crate::code::{self, Access, Address, Atomic};
 use crate::fault::Trouble;
+use crate::memory::{Bytes, Memory, Space, Who};
 use crate::parse::Kind;
-use crate::registers::{LANES, Lane, Mask, PART, PARTS, Wide, Word};
+use crate::registers::{LANES, Lane, Mask, PART, Wide, Word};
 
 /// Access pattern of a warp.
 enum Spread {
-    /// Coalesced, from this address.
-    Run(u64),
-    /// All lanes at this address.
-    Same(u64),
+    /// Coalesced.
+    Run,
+    /// All lanes at one address.
+    Same,
     /// Otherwise.
     Apart,
 }
+
+/// A fault, and the first lane that it concerns.
+type Found = (Trouble, usize);
 
 impl Warp {
     /// Begins a copy from global to shared memory in each lane; bytes past the first `used` are zeros.
@@ -24,14 +30,15 @@ impl Warp {
         size: usize,
         used: Option<u16>,
         cta: &mut Cta<'_>,
-        mask: &Mask,
-    ) -> Result<(), (Trouble, usize)> {
+        mask: Mask,
+    ) -> Result<(), Found> {
         let who = self.who(cta);
+        let (all_to, all_from) = (self.addresses(to), self.addresses(from));
         for lane in mask.lanes() {
-            let (to, from) = (self.address(to, lane), self.address(from, lane));
+            let (to, from) = (all_to[lane], all_from[lane]);
             let used = used.map_or(size, |at| (self.registers.word(at, lane) as usize).min(size));
             let begun = aligned(to, size).and_then(|()| aligned(from, size));
-            let begun = begun.and_then(|()| cta.shared.expect(to, size, who));
+            let begun = begun.and_then(|()| cta.shared.view(to, who)?.expect(to, size));
             begun.map_err(|trouble| (trouble, lane))?;
             self.copies.push(Copy { group: self.copy_group, lane, to, from, size, used });
         }
@@ -39,25 +46,26 @@ impl Warp {
     }
 
     /// Lets copies land but for those of the last `left` groups: as late as the kernel allows.
-    pub(super) fn land(&mut self, left: u32, cta: &mut Cta<'_>, mask: &Mask) -> Result<(), (Trouble, usize)> {
+    pub(super) fn land(&mut self, left: u32, cta: &mut Cta<'_>, mask: Mask) -> Result<(), Found> {
         let (who, until) = (self.who(cta), self.copy_group.saturating_sub(left));
         // `wait_all` waits for what is in no group yet too.
         let is_due = |copy: &Copy| (copy.group < until || left == 0) && mask.bits >> copy.lane & 1 == 1;
-        let due: Vec<Copy> = self.copies.iter().filter(|copy| is_due(copy)).copied().collect();
-        self.copies.retain(|copy| !is_due(copy));
-        for Copy { lane, to, from, size, used, .. } in due {
-            for at in (0..size).step_by(4) {
-                let value = match at < used {
-                    true => cta.memory.read(from + at as u64, 4, who),
-                    false => Ok(0),
-                };
-                let written = value.and_then(|value| cta.shared.write(to + at as u64, 4, value, who));
-                written.map_err(|trouble| (trouble, lane))?;
-            }
+        for Copy { lane, to, from, size, used, .. } in self.copies.iter().filter(|copy| is_due(copy)) {
+            let mut bytes = [0; 16];
+            let mut copy = || {
+                if *used > 0 {
+                    let mut view = cta.memory.view(*from, who)?;
+                    bytes[..*used].copy_from_slice(view.read_run(*from, *used)?);
+                }
+                cta.shared.view(*to, who)?.write_run(*to, &bytes[..*size])
+            };
+            copy().map_err(|trouble| (trouble, *lane))?;
         }
+        self.copies.retain(|copy| !is_due(copy));
         Ok(())
     }
 
+    #[inline(always)]
     pub(super) fn load_matrix(
         &mut self,
         address: &Address,
@@ -65,20 +73,21 @@ impl Warp {
         is_transposed: bool,
         registers: &[u16; 4],
         cta: &mut Cta<'_>,
-    ) -> Result<(), (Trouble, usize)> {
-        let who = self.who(cta);
+    ) -> Result<(), Found> {
         // The first matrix may take the place of the addresses.
-        let addresses = self.addresses(address);
+        let (who, addresses) = (self.who(cta), self.addresses(address));
         for (m, to) in registers[..usize::from(count)].iter().enumerate() {
             let mut matrix = [[0u16; 8]; 8];
             for (r, row) in matrix.iter_mut().enumerate() {
                 let lane = 8 * m + r;
-                let address = addresses[lane];
-                aligned(address, 16).map_err(|trouble| (trouble, lane))?;
-                for (c, value) in row.iter_mut().enumerate() {
-                    let half = cta.shared.read(address + 2 * c as u64, 2, who);
-                    *value = half.map_err(|trouble| (trouble, lane))? as u16;
-                }
+                let mut read = || {
+                    aligned(addresses[lane], 16)?;
+                    let mut view = cta.shared.view(addresses[lane], who)?;
+                    let halves = view.read_run(addresses[lane], 16)?.as_chunks::<2>().0;
+                    row.iter_mut().zip(halves).for_each(|(to, half)| *to = u16::from_le_bytes(*half));
+                    Ok(())
+                };
+                read().map_err(|trouble| (trouble, lane))?;
             }
             for lane in 0..LANES {
                 let (r, c) = (lane / 4, lane % 4 * 2);
@@ -91,260 +100,286 @@ impl Warp {
     }
 
     /// The addresses of all lanes.
+    #[inline(always)]
     fn addresses(&self, address: &Address) -> [u64; LANES] {
         let mut addresses = [0; LANES];
-        for (part, addresses) in addresses.chunks_exact_mut(PART).enumerate() {
+        for (part, addresses) in addresses.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
             let bases = match address.base {
                 None => [0; PART],
                 Some((at, Kind::Wide)) => Wide::get(&self.registers, at, part),
                 Some((at, _)) => Word::get(&self.registers, at, part).map(u64::from),
             };
-            let with_offset = bases.map(|base| base.wrapping_add_signed(address.offset));
-            addresses.copy_from_slice(&with_offset);
+            *addresses = bases.map(|base| base.wrapping_add_signed(address.offset));
         }
         addresses
     }
 
-    fn address(&self, address: &Address, lane: usize) -> u64 {
-        let base = match address.base {
-            None => 0,
-            Some((at, Kind::Wide)) => self.registers.wide(at, lane),
-            Some((at, _)) => u64::from(self.registers.word(at, lane)),
-        };
-        base.wrapping_add_signed(address.offset)
-    }
-
-    /// How the addresses of all lanes lie.
-    fn spread(&self, access: &Access, mask: &Mask) -> Spread {
-        let step = u64::from(access.size) * u64::from(access.count);
-        let at = match (mask.bits, access.address.base) {
-            (u32::MAX, Some((at, Kind::Wide)))
-                if access.extend.is_none_or(|bits| bits == 8 * access.size)
-                    && (access.kind == Kind::Wide) == (access.size == 8)
-                    && access.address.space != Space::Parameters =>
-            {
-                at
-            }
-            _ => return Spread::Apart,
-        };
-        let first = self.registers.wide(at, 0);
-        if first.wrapping_add_signed(access.address.offset) & (step - 1) != 0 {
-            return Spread::Apart;
-        }
-        let are_apart_by = |step: u64| {
-            (0..PARTS).all(|part| {
-                let start = first.wrapping_add((part * PART) as u64 * step);
-                let addresses = Wide::get(&self.registers, at, part);
-                (0..PART).fold(true, |is, i| is & (addresses[i] == start.wrapping_add(i as u64 * step)))
-            })
-        };
-        let address = first.wrapping_add_signed(access.address.offset);
-        match () {
-            () if are_apart_by(step) => Spread::Run(address),
-            () if are_apart_by(0) => Spread::Same(address),
-            () => Spread::Apart,
-        }
-    }
-
-    /// A coalesced load of all lanes.
-    fn load_run(&mut self, first: u64, access: &Access, cta: &mut Cta<'_>) -> Result<(), Trouble> {
-        let (who, size, count) = (self.who(cta), usize::from(access.size), usize::from(access.count));
-        let bytes = match access.address.space {
-            Space::Global => cta.memory.read_run(first, LANES * size * count, who)?,
-            _ => cta.shared.read_run(first, LANES * size * count, who)?,
-        };
-        for (lane, bytes) in bytes.chunks_exact(size * count).enumerate() {
-            for (to, bytes) in access.registers.iter().zip(bytes.chunks_exact(size)) {
-                match *bytes {
-                    [a, b, c, d] => self.registers.set_word(*to, lane, u32::from_le_bytes([a, b, c, d])),
-                    [a, b] => self.registers.set_word(*to, lane, u32::from(u16::from_le_bytes([a, b]))),
-                    [a] => self.registers.set_word(*to, lane, u32::from(a)),
-                    _ => {
-                        let mut wide = [0; 8];
-                        wide.copy_from_slice(bytes);
-                        self.registers.set_wide(*to, lane, u64::from_le_bytes(wide));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A load of all lanes from one address.
-    fn load_same(&mut self, address: u64, access: &Access, cta: &mut Cta<'_>) -> Result<(), Trouble> {
-        let (who, size, all) = (self.who(cta), usize::from(access.size), Mask::new(u32::MAX));
-        for (i, to) in access.registers[..usize::from(access.count)].iter().enumerate() {
-            let address = address + (i * size) as u64;
-            let value = match access.address.space {
-                Space::Global => cta.memory.read(address, size, who)?,
-                _ => cta.shared.read(address, size, who)?,
-            };
-            match access.kind {
-                Kind::Wide => {
-                    (0..PARTS).for_each(|part| Wide::put(&mut self.registers, *to, part, &all, [value; PART]))
-                }
-                _ => self.put(*to, &all, value as u32),
-            }
-        }
-        Ok(())
-    }
-
-    /// Parameters, which are where they are for all lanes.
-    fn load_parameters(&mut self, access: &Access, parameters: &[u8], mask: &Mask) -> Result<(), Trouble> {
+    /// Parameters at one address, for all lanes of a mask.
+    fn load_parameters(
+        &mut self,
+        access: &Access,
+        address: u64,
+        parameters: &[u8],
+        mask: Mask,
+    ) -> Result<(), Trouble> {
         let (size, count) = (usize::from(access.size), usize::from(access.count));
-        let first = 0u64.wrapping_add_signed(access.address.offset);
-        aligned(first, size * count)?;
+        aligned(address, size * count)?;
         for (i, to) in access.registers[..count].iter().enumerate() {
-            let value = parameter(parameters, first + (i * size) as u64, size)?;
+            let value = parameter(parameters, address + (i * size) as u64, size)?;
             let value = access.extend.map_or(value, |bits| extended(value, size, bits));
             match access.kind {
-                Kind::Wide => {
-                    (0..PARTS).for_each(|part| Wide::put(&mut self.registers, *to, part, mask, [value; PART]))
-                }
+                Kind::Wide => self.put_wide(*to, mask, value),
                 _ => self.put(*to, mask, value as u32),
             }
         }
         Ok(())
     }
 
-    /// A scattered load of all lanes. False if it has to be done lane by lane.
-    fn gather(&mut self, access: &Access, addresses: &[u64; LANES], cta: &mut Cta<'_>) -> bool {
-        let (who, size) = (self.who(cta), usize::from(access.size));
-        let mut values = [0; LANES];
-        let is_done = match access.address.space {
-            Space::Global => cta.memory.gather(addresses, size, who, &mut values),
-            Space::Shared => cta.shared.gather_here(addresses, size, who, &mut values),
-            Space::Parameters => false,
-        };
-        if !is_done {
-            return false;
-        }
-        if let Some(bits) = access.extend {
-            values = values.map(|value| extended(value, size, bits));
-        }
-        let all = Mask::new(u32::MAX);
-        for (part, values) in values.as_chunks::<PART>().0.iter().enumerate() {
-            match access.kind {
-                Kind::Wide => Wide::put(&mut self.registers, access.registers[0], part, &all, *values),
-                _ => Word::put(
-                    &mut self.registers,
-                    access.registers[0],
-                    part,
-                    &all,
-                    values.map(|value| value as u32),
-                ),
-            }
-        }
-        true
-    }
-
-    /// A coalesced store of all lanes.
-    fn store_run(&self, first: u64, access: &Access, cta: &mut Cta<'_>) -> Result<(), Trouble> {
-        let (who, size, count) = (self.who(cta), usize::from(access.size), usize::from(access.count));
-        let mut bytes = [0; LANES * 16];
-        let bytes = &mut bytes[..LANES * size * count];
-        for (lane, bytes) in bytes.chunks_exact_mut(size * count).enumerate() {
-            for (from, bytes) in access.registers.iter().zip(bytes.chunks_exact_mut(size)) {
-                match access.kind {
-                    Kind::Wide => {
-                        bytes.copy_from_slice(&self.registers.wide(*from, lane).to_le_bytes()[..size])
-                    }
-                    _ => bytes.copy_from_slice(&self.registers.word(*from, lane).to_le_bytes()[..size]),
-                }
-            }
-        }
-        match access.address.space {
-            Space::Global => cta.memory.write_run(first, bytes, who),
-            _ => cta.shared.write_run(first, bytes, who),
-        }
-    }
-
-    pub(super) fn load(
-        &mut self,
-        access: &Access,
-        cta: &mut Cta<'_>,
-        mask: &Mask,
-    ) -> Result<(), (Trouble, usize)> {
-        let (who, size, count) = (self.who(cta), usize::from(access.size), usize::from(access.count));
-        if let Address { space: Space::Parameters, base: None, .. } = access.address {
-            let loaded = self.load_parameters(access, cta.parameters, mask);
-            return loaded.map_err(|trouble| (trouble, first_lane(mask.bits)));
-        }
-        // Where something is wrong, the lanes are gone through one by one to find the first that it concerns.
-        match self.spread(access, mask) {
-            Spread::Run(first) if self.load_run(first, access, cta).is_ok() => return Ok(()),
-            Spread::Same(address) if self.load_same(address, access, cta).is_ok() => return Ok(()),
-            _ => {}
+    pub(super) fn load(&mut self, access: &Access, cta: &mut Cta<'_>, mask: Mask) -> Result<(), Found> {
+        let (who, first) = (self.who(cta), first_lane(mask.bits));
+        if let Address { space: code::Space::Parameters, base: None, offset } = access.address {
+            let loaded = self.load_parameters(access, 0u64.wrapping_add_signed(offset), cta.parameters, mask);
+            return loaded.map_err(|trouble| (trouble, first));
         }
         let addresses = self.addresses(&access.address);
-        if mask.bits == u32::MAX && count == 1 && self.gather(access, &addresses, cta) {
-            return Ok(());
-        }
-        for lane in mask.lanes() {
-            let address = addresses[lane];
-            aligned(address, size * count).map_err(|trouble| (trouble, lane))?;
-            for (i, to) in access.registers[..count].iter().enumerate() {
-                let address = address + (i * size) as u64;
-                let value = match access.address.space {
-                    Space::Global => cta.memory.read(address, size, who),
-                    Space::Shared => cta.shared.read(address, size, who),
-                    Space::Parameters => parameter(cta.parameters, address, size),
-                };
-                let mut value = value.map_err(|trouble| (trouble, lane))?;
-                if let Some(bits) = access.extend {
-                    value = extended(value, size, bits);
+        match access.address.space {
+            code::Space::Global => self.load_from(cta.memory, who, access, &addresses, mask),
+            code::Space::Shared => self.load_from(cta.shared, who, access, &addresses, mask),
+            code::Space::Parameters => {
+                // Lanes seldom differ.
+                let mut left = mask.bits;
+                while left != 0 {
+                    let (lane, before) = (first_lane(left), left);
+                    left =
+                        mask.lanes().filter(|i| addresses[*i] != addresses[lane]).fold(0, |l, i| l | 1 << i)
+                            & before;
+                    let same = Mask { bits: before & !left };
+                    let loaded = self.load_parameters(access, addresses[lane], cta.parameters, same);
+                    loaded.map_err(|trouble| (trouble, lane))?;
                 }
-                match access.kind {
-                    Kind::Wide => self.registers.set_wide(*to, lane, value),
-                    _ => self.registers.set_word(*to, lane, value as u32),
+                Ok(())
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_from<S: Space>(
+        &mut self,
+        from: &mut S,
+        who: Who,
+        access: &Access,
+        addresses: &[u64; LANES],
+        mask: Mask,
+    ) -> Result<(), Found> {
+        match (access.kind, access.size) {
+            (Kind::Wide, _) => self.load_wide(from, who, access, addresses, mask),
+            (_, 1) => self.isa.run(
+                #[inline(always)]
+                || self.load_words::<S, 1>(from, who, access, addresses, mask),
+            ),
+            (_, 2) => self.isa.run(
+                #[inline(always)]
+                || self.load_words::<S, 2>(from, who, access, addresses, mask),
+            ),
+            _ => self.isa.run(
+                #[inline(always)]
+                || self.load_words::<S, 4>(from, who, access, addresses, mask),
+            ),
+        }
+    }
+
+    /// Loads of elements that a word holds.
+    #[inline(always)]
+    fn load_words<S: Space, const SIZE: usize>(
+        &mut self,
+        from: &mut S,
+        who: Who,
+        access: &Access,
+        addresses: &[u64; LANES],
+        mask: Mask,
+    ) -> Result<(), Found> {
+        let count = usize::from(access.count);
+        let (step, registers) = (SIZE * count, &access.registers[..count]);
+        let mut values = [[0; LANES]; 4];
+        // Where something is wrong, the lanes are gone through one by one to find the first that it concerns.
+        let is_done = match spread(addresses, step, mask) {
+            Spread::Run => from.view(addresses[0], who).is_ok_and(|mut view| {
+                let bytes = view.read_run(addresses[0], LANES * step);
+                let bytes = bytes.map(|bytes| apart::<SIZE>(bytes, count, &mut values));
+                bytes.is_ok()
+            }),
+            Spread::Same => from.view(addresses[0], who).is_ok_and(|mut view| {
+                let bytes = view.read_run(addresses[0], step);
+                let elements = bytes.map(|bytes| bytes.as_chunks::<SIZE>().0.iter().zip(&mut values));
+                elements.map(|all| all.for_each(|(bytes, values)| *values = [word(bytes); LANES])).is_ok()
+            }),
+            Spread::Apart => false,
+        };
+        if !is_done {
+            let first = first_lane(mask.bits);
+            let mut view = from.view(addresses[first], who).map_err(|trouble| (trouble, first))?;
+            for lane in mask.lanes() {
+                let address = addresses[lane];
+                aligned(address, step).map_err(|trouble| (trouble, lane))?;
+                if !view.holds(address) {
+                    view = from.view(address, who).map_err(|trouble| (trouble, lane))?;
+                }
+                for (i, values) in values[..count].iter_mut().enumerate() {
+                    let value = view.read::<SIZE>(address + (i * SIZE) as u64);
+                    values[lane] = value.map_err(|trouble| (trouble, lane))? as u32;
                 }
             }
+        }
+        for (to, mut values) in registers.iter().zip(values) {
+            if let Some(bits) = access.extend {
+                values = values.map(|value| extended(u64::from(value), SIZE, bits) as u32);
+            }
+            Word::put_all(&mut self.registers, *to, mask, cast(values));
         }
         Ok(())
     }
 
-    pub(super) fn store(
+    /// Loads of what takes a register of 64 bits.
+    fn load_wide<S: Space>(
         &mut self,
+        from: &mut S,
+        who: Who,
         access: &Access,
-        cta: &mut Cta<'_>,
-        mask: &Mask,
-    ) -> Result<(), (Trouble, usize)> {
-        let (who, size, count) = (self.who(cta), usize::from(access.size), usize::from(access.count));
-        if let Spread::Run(first) = self.spread(access, mask)
-            && self.store_run(first, access, cta).is_ok()
-        {
-            return Ok(());
-        }
+        addresses: &[u64; LANES],
+        mask: Mask,
+    ) -> Result<(), Found> {
+        let (size, count) = (usize::from(access.size), usize::from(access.count));
         for lane in mask.lanes() {
-            let address = self.address(&access.address, lane);
-            aligned(address, size * count).map_err(|trouble| (trouble, lane))?;
+            let mut read = || {
+                aligned(addresses[lane], size * count)?;
+                let mut view = from.view(addresses[lane], who)?;
+                for (i, to) in access.registers[..count].iter().enumerate() {
+                    let address = addresses[lane] + (i * size) as u64;
+                    let value = match size {
+                        1 => view.read::<1>(address)?,
+                        2 => view.read::<2>(address)?,
+                        4 => view.read::<4>(address)?,
+                        _ => view.read::<8>(address)?,
+                    };
+                    let value = access.extend.map_or(value, |bits| extended(value, size, bits));
+                    self.registers.set_wide(*to, lane, value);
+                }
+                Ok(())
+            };
+            read().map_err(|trouble| (trouble, lane))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn store(&mut self, access: &Access, cta: &mut Cta<'_>, mask: Mask) -> Result<(), Found> {
+        let (who, addresses) = (self.who(cta), self.addresses(&access.address));
+        match access.address.space {
+            code::Space::Global => self.store_to(cta.memory, who, access, &addresses, mask),
+            code::Space::Shared => self.store_to(cta.shared, who, access, &addresses, mask),
+            code::Space::Parameters => Err((Trouble::ReadOnly, first_lane(mask.bits))),
+        }
+    }
+
+    #[inline(always)]
+    fn store_to<S: Space>(
+        &mut self,
+        to: &mut S,
+        who: Who,
+        access: &Access,
+        addresses: &[u64; LANES],
+        mask: Mask,
+    ) -> Result<(), Found> {
+        match access.size {
+            1 => self.isa.run(
+                #[inline(always)]
+                || self.store_words::<S, 1>(to, who, access, addresses, mask),
+            ),
+            2 => self.isa.run(
+                #[inline(always)]
+                || self.store_words::<S, 2>(to, who, access, addresses, mask),
+            ),
+            4 => self.isa.run(
+                #[inline(always)]
+                || self.store_words::<S, 4>(to, who, access, addresses, mask),
+            ),
+            _ => self.store_wide(to, who, access, addresses, mask),
+        }
+    }
+
+    /// Stores of elements that a word holds.
+    #[inline(always)]
+    fn store_words<S: Space, const SIZE: usize>(
+        &mut self,
+        to: &mut S,
+        who: Who,
+        access: &Access,
+        addresses: &[u64; LANES],
+        mask: Mask,
+    ) -> Result<(), Found> {
+        let count = usize::from(access.count);
+        let step = SIZE * count;
+        if let Spread::Run = spread(addresses, step, mask) {
+            let mut bytes = [0; LANES * 16];
+            let bytes = &mut bytes[..LANES * step];
             for (i, from) in access.registers[..count].iter().enumerate() {
-                let address = address + (i * size) as u64;
-                let value = match access.kind {
-                    Kind::Wide => self.registers.wide(*from, lane),
-                    _ => u64::from(self.registers.word(*from, lane)),
-                };
-                let written = match access.address.space {
-                    Space::Global => cta.memory.write(address, size, value, who),
-                    Space::Shared => cta.shared.write(address, size, value, who),
-                    Space::Parameters => Err(Trouble::ReadOnly),
-                };
+                let words = self.registers.words(*from);
+                for (element, word) in bytes.chunks_exact_mut(step).zip(words) {
+                    element[i * SIZE..][..SIZE].copy_from_slice(&word.to_le_bytes()[..SIZE]);
+                }
+            }
+            let view = to.view(addresses[0], who);
+            if let Ok(mut view) = view
+                && view.write_run(addresses[0], bytes).is_ok()
+            {
+                return Ok(());
+            }
+        }
+        let first = first_lane(mask.bits);
+        let mut view = to.view(addresses[first], who).map_err(|trouble| (trouble, first))?;
+        for lane in mask.lanes() {
+            let address = addresses[lane];
+            aligned(address, step).map_err(|trouble| (trouble, lane))?;
+            if !view.holds(address) {
+                view = to.view(address, who).map_err(|trouble| (trouble, lane))?;
+            }
+            for (i, from) in access.registers[..count].iter().enumerate() {
+                let value = u64::from(self.registers.word(*from, lane));
+                let written = view.write::<SIZE>(address + (i * SIZE) as u64, value);
                 written.map_err(|trouble| (trouble, lane))?;
             }
         }
         Ok(())
     }
 
-    pub(super) fn atomic(
-        &mut self,
-        atomic: &Atomic,
-        cta: &mut Cta<'_>,
-        mask: &Mask,
-    ) -> Result<(), (Trouble, usize)> {
-        let who = self.who(cta);
+    /// Stores of registers of 64 bits.
+    fn store_wide<S: Space>(
+        &self,
+        to: &mut S,
+        who: Who,
+        access: &Access,
+        addresses: &[u64; LANES],
+        mask: Mask,
+    ) -> Result<(), Found> {
+        let count = usize::from(access.count);
+        for lane in mask.lanes() {
+            let mut write = || {
+                aligned(addresses[lane], 8 * count)?;
+                let mut view = to.view(addresses[lane], who)?;
+                for (i, from) in access.registers[..count].iter().enumerate() {
+                    view.write::<8>(addresses[lane] + 8 * i as u64, self.registers.wide(*from, lane))?;
+                }
+                Ok(())
+            };
+            write().map_err(|trouble| (trouble, lane))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn atomic(&mut self, atomic: &Atomic, cta: &mut Cta<'_>, mask: Mask) -> Result<(), Found> {
+        let (who, addresses) = (self.who(cta), self.addresses(&atomic.address));
         let size = if atomic.kind == Kind::Wide { 8 } else { 4 };
         for lane in mask.lanes() {
-            let address = self.address(&atomic.address, lane);
+            let address = addresses[lane];
             aligned(address, size).map_err(|trouble| (trouble, lane))?;
             let get = |at: u16| match atomic.kind {
                 Kind::Wide => self.registers.wide(at, lane),
@@ -353,9 +388,9 @@ impl Warp {
             let (by, then) = (get(atomic.by), atomic.then.map_or(0, get));
             let change = |old| atomic.op.apply(old, by, then);
             let old = match atomic.address.space {
-                Space::Global => cta.memory.change(address, size, who, change),
-                Space::Shared => cta.shared.change(address, size, who, change),
-                Space::Parameters => Err(Trouble::ReadOnly),
+                code::Space::Global => Memory::change(cta.memory, address, size, who, change),
+                code::Space::Shared => Bytes::change(cta.shared, address, size, who, change),
+                code::Space::Parameters => Err(Trouble::ReadOnly),
             };
             let old = old.map_err(|trouble| (trouble, lane))?;
             match (atomic.to, atomic.kind) {
@@ -368,7 +403,44 @@ impl Warp {
     }
 }
 
+/// An element of up to four bytes.
+#[inline(always)]
+fn word<const SIZE: usize>(bytes: &[u8; SIZE]) -> u32 {
+    let mut word = [0; 4];
+    word[..SIZE].copy_from_slice(bytes);
+    u32::from_le_bytes(word)
+}
+
+/// Sorts the elements of lanes, `count` of each, by their number in the lane.
+#[inline(always)]
+fn apart<const SIZE: usize>(bytes: &[u8], count: usize, values: &mut [[u32; LANES]; 4]) {
+    let elements = bytes.as_chunks::<SIZE>().0;
+    for (i, values) in values[..count].iter_mut().enumerate() {
+        let elements = elements[i..].iter().step_by(count);
+        values.iter_mut().zip(elements).for_each(|(value, bytes)| *value = word(bytes));
+    }
+}
+
+/// How the addresses of all lanes lie.
+#[inline(always)]
+fn spread(addresses: &[u64; LANES], step: usize, mask: Mask) -> Spread {
+    let first = addresses[0];
+    if !mask.is_all() || first & (step as u64 - 1) != 0 {
+        return Spread::Apart;
+    }
+    let are_apart_by = |step: u64| {
+        let is = |lane: usize| addresses[lane] == first.wrapping_add(lane as u64 * step);
+        (0..LANES).fold(true, |are, lane| are & is(lane))
+    };
+    match addresses[1].wrapping_sub(first) {
+        by if by == step as u64 && are_apart_by(by) => Spread::Run,
+        0 if are_apart_by(0) => Spread::Same,
+        _ => Spread::Apart,
+    }
+}
+
 /// A number of so many bytes, extended by its sign to so many bits.
+#[inline(always)]
 fn extended(value: u64, size: usize, bits: u8) -> u64 {
     let unused = 64 - 8 * size;
     ((value << unused) as i64 >> unused) as u64 & (u64::MAX >> (64 - bits))
@@ -383,12 +455,11 @@ fn aligned(address: u64, size: usize) -> Result<(), Trouble> {
     }
 }
 
+#[inline(always)]
 fn parameter(parameters: &[u8], address: u64, size: usize) -> Result<u64, Trouble> {
     let at = usize::try_from(address).unwrap_or(usize::MAX);
     let bytes = at.checked_add(size).and_then(|end| parameters.get(at..end));
     let past = address.saturating_add(size as u64).saturating_sub(parameters.len() as u64);
     let bytes = bytes.ok_or(Trouble::OutOfBounds { size: parameters.len(), past })?;
-    let mut value = [0; 8];
-    value[..size].copy_from_slice(bytes);
-    Ok(u64::from_le_bytes(value))
+    Ok(bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
 }

@@ -151,7 +151,8 @@ impl Access for Shared {
 
     #[inline(always)]
     fn is_ordered(&self, touch: Touch) -> bool {
-        touch.cta() != self.0.cta || touch.epoch() < self.0.epoch || touch.warp() == self.0.warp
+        // Of another CTA or epoch: both are over.
+        (touch.0 ^ self.me().0) & !(WARP | BYTES) != 0 || touch.warp() == self.0.warp
     }
 }
 

@@ -149,13 +149,15 @@ impl Warp {
                 // Lanes seldom differ.
                 let mut left = mask.bits;
                 while left != 0 {
-                    let (lane, before) = (first_lane(left), left);
-                    left =
-                        mask.lanes().filter(|i| addresses[*i] != addresses[lane]).fold(0, |l, i| l | 1 << i)
-                            & before;
-                    let same = Mask { bits: before & !left };
+                    let lane = first_lane(left);
+                    let mut same = 0;
+                    for (i, address) in addresses.iter().enumerate() {
+                        same |= u32::from(*address == addresses[lane]) << i;
+                    }
+                    let same = Mask { bits: left & same };
                     let loaded = self.load_parameters(access, addresses[lane], cta.parameters, same);
                     loaded.map_err(|trouble| (trouble, lane))?;
+                    left &= !same.bits;
                 }
                 Ok(())
             }

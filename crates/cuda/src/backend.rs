@@ -2,8 +2,8 @@
 
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexMode, IndexRows,
-    KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
-    Rope, Route, TailSum, TopK, TopKOut,
+    KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols,
+    QkvPrep, Rope, Route, TailSum, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, HostWeight, Memory, Norm, Replay, Result, Stack, Tensor, Trace, Weight, compose,
@@ -186,6 +186,13 @@ impl Backend for Cuda {
             Some(out) => Ok(out),
             None => compose::linear_many(self, op),
         }
+    }
+
+    fn lora(&self, op: &Lora<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let Lora { x, norm, weights, epilogue, .. } = *op;
+        let out = compose::lora(self, &Lora { x, norm, weights, epilogue, adapters: &[] })?;
+        self.add_deltas(op, &out)?;
+        Ok(out)
     }
 
     fn ffn(&self, op: &Ffn<'_, Cuda>) -> Result<Tensor<Cuda>> {

@@ -5,6 +5,7 @@ mod attention;
 mod devices;
 mod experts;
 mod layers;
+mod lora;
 mod products;
 mod replay;
 mod trouble;

@@ -31,6 +31,15 @@ pub(crate) const MODULES: &[Module] = &[
         ],
     },
     Module {
+        name: "lora",
+        entries: &[
+            Entry { name: "lora_down_1", parameters: 80, threads: 256, shared: 2104 },
+            Entry { name: "lora_up_1", parameters: 44, threads: 256, shared: 2048 },
+            Entry { name: "lora_down_8", parameters: 80, threads: 256, shared: 16832 },
+            Entry { name: "lora_up_8", parameters: 44, threads: 256, shared: 16384 },
+        ],
+    },
+    Module {
         name: "probe",
         entries: &[
             Entry { name: "probe_read", parameters: 24, threads: 256, shared: 0 },

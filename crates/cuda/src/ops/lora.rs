@@ -1,5 +1,6 @@
 //! LoRA deltas, all of an input in two launches. The kernels are in `lora.cu`.
 
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use tallow_core::ops::{Lora, LoraDelta, lora_deltas};
@@ -50,27 +51,23 @@ impl Cuda {
 
 /// Deltas as the structs `Delta` of `lora.cu`, and how many numbers their products with the first factors are.
 fn table(deltas: &[LoraDelta<'_, Cuda>]) -> (Vec<u8>, usize) {
-    let (mut args, mut numbers) = (Args::new(), 0);
-    // Layers of one checkpoint tensor share `a`, whose product is computed once.
-    let mut products: Vec<(&LoraDelta<'_, Cuda>, usize)> = Vec::new();
+    let (mut args, mut numbers, mut products) = (Args::new(), 0, HashMap::new());
     for delta in deltas {
-        let pair = delta.pair;
-        let same = |(other, _): &&(&LoraDelta<'_, Cuda>, usize)| {
-            Rc::ptr_eq(&other.pair.a, &pair.a) && other.rows == delta.rows && other.scale == delta.scale
-        };
-        let known = products.iter().find(same).map(|(_, narrow)| *narrow);
-        let narrow = known.unwrap_or(numbers);
-        if known.is_none() {
-            numbers += delta.rows.len() * pair.rank();
-            products.push((delta, narrow));
+        let (pair, rows) = (delta.pair, &delta.rows);
+        // Layers of one checkpoint tensor share `a`, whose product is computed once.
+        let product = (Rc::as_ptr(&pair.a), rows.start, delta.scale.to_bits());
+        let narrow = *products.entry(product).or_insert(numbers);
+        let computes_a = narrow == numbers;
+        if computes_a {
+            numbers += rows.len() * pair.rank();
         }
         args = weights::arg(weights::arg(args, &pair.a), &pair.b)
-            .word(delta.rows.start)
-            .word(delta.rows.len())
+            .word(rows.start)
+            .word(rows.len())
             .word(narrow)
             .word(delta.columns.start)
             .float(delta.scale)
-            .flag(known.is_none());
+            .flag(computes_a);
     }
     (args.bytes().to_vec(), numbers)
 }

@@ -175,17 +175,11 @@ impl Backend for Cuda {
     }
 
     fn linear(&self, op: &Linear<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        match self.linear_fused(op)? {
-            Some(out) => Ok(out),
-            None => compose::linear(self, op),
-        }
+        self.linear_fused(op)
     }
 
     fn linear_many(&self, op: &LinearMany<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        match self.linear_many_fused(op)? {
-            Some(out) => Ok(out),
-            None => compose::linear_many(self, op),
-        }
+        self.linear_many_fused(op)
     }
 
     fn lora(&self, op: &Lora<'_, Cuda>) -> Result<Tensor<Cuda>> {
@@ -203,10 +197,7 @@ impl Backend for Cuda {
     }
 
     fn head(&self, op: &Head<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        match self.head_fused(op)? {
-            Some(out) => Ok(out),
-            None => compose::head(self, op),
-        }
+        self.head_fused(op)
     }
 
     fn linear_heads(&self, op: &LinearHeads<'_, Cuda>) -> Result<Tensor<Cuda>> {

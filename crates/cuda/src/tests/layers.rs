@@ -11,7 +11,7 @@ use super::products::{Case, floats, same};
 use crate::Cuda;
 
 /// Rows that kernels for few take, and rows that others do.
-const ROWS: [usize; 5] = [1, 3, 8, 9, 40];
+pub(super) const ROWS: [usize; 5] = [1, 3, 8, 9, 40];
 /// Inputs of layers side by side: two chunks and a part of one, where a format allows.
 const INPUTS: usize = 544;
 
@@ -50,12 +50,12 @@ pub(super) fn layer(
     LinearWeights { bias, ..Case::of_numbers(format, outputs, inputs).layer(b) }
 }
 
-fn normed(b: &Cuda, x: &Tensor<Cuda>, norm: Option<&Norm<Cuda>>) -> Tensor<Cuda> {
+pub(super) fn normed(b: &Cuda, x: &Tensor<Cuda>, norm: Option<&Norm<Cuda>>) -> Tensor<Cuda> {
     norm.map_or(x.clone(), |norm| b.run(Normalize { x, norm, residual: None }).unwrap())
 }
 
 /// Layers side by side, one by one: the norm, and each as if it were alone.
-fn one_by_one(
+pub(super) fn one_by_one(
     b: &Cuda,
     x: &Tensor<Cuda>,
     norm: Option<&Norm<Cuda>>,
@@ -133,7 +133,7 @@ fn blocks_have_the_bits_of_their_layers() {
     }
 }
 
-fn check_block(
+pub(super) fn check_block(
     b: &Cuda,
     up: &[LinearWeights<Cuda>],
     down: &LinearWeights<Cuda>,

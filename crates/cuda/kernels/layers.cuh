@@ -74,10 +74,11 @@ struct Row {
 };
 
 // Rows of x as they are: all of them, or those of `indices`, an index past the end being a row of zeros. They are normalized if
-// the norm has a weight.
+// the norm has a weight. If there is an `order`, input k is the column that it names.
 struct Inputs {
   Matrix<const float> x;
   const u32* indices;
+  const u32* order;
   Norm norm;
 
   // Row `r` of `count`, past which are rows of zeros.
@@ -87,6 +88,9 @@ struct Inputs {
   }
 
   const float* at(const Row& row) const { return x.at + row.before; }
+
+  // The column that is input k, or one past the end.
+  u32 column(u32 k) const { return order && k < x.cols ? order[k] : k; }
 };
 
 // Moments of rows, and room for computing them, in shared memory. It is a kernel's own: what two of a module share would lie
@@ -180,4 +184,20 @@ inline void four_at(const float* at, u32 k, u32 count, float (&four)[4]) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) four[i] = k + i < count ? at[k + i] : 0.0f;
   }
+}
+
+// Inputs k to k + 3 of a row of x, or of a row beside it, of which the first `count` columns are there. Kernels that never
+// have an order say so: gathering takes registers.
+template <bool MAY_GATHER> inline void inputs_at(const Inputs& x, const float* at, u32 k, u32 count, float (&four)[4]) {
+  if constexpr (MAY_GATHER) {
+    if (x.order) {
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) {
+        u32 column = x.column(k + i);
+        four[i] = column < count ? at[column] : 0.0f;
+      }
+      return;
+    }
+  }
+  four_at(at, k, count, four);
 }

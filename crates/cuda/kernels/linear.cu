@@ -39,7 +39,7 @@ template <u32 ROWS> inline void multiply(const Layers& layers, const Inputs& x, 
 #pragma unroll
     for (u32 i = 0; i < ROWS; i++) four[i] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 segment = begin; segment < end; segment++) {
-      u32 k = SEGMENT * segment + lane;
+      u32 k = x.column(SEGMENT * segment + lane);
       bool is_input = k < w.cols;
       float weight = x.norm.weight && is_input ? x.norm.weight[k] : 0.0f;
       float bias = x.norm.bias && is_input ? x.norm.bias[k] : 0.0f;

@@ -115,7 +115,7 @@ inline void prefetch(const u8* at, u32 bytes) {
 
 // A CTA has up to FEW rows of x, as they are, and some `panels`. Each warp normalizes and rounds chunks for itself, and multiplies
 // all panels with them.
-template <class F>
+template <class F, bool MAY_GATHER>
 inline void multiply_few(const Layers& layers, const Inputs& x, u32 panels, u32 kept, const Finish& finish) {
   extern __shared__ float of_chunks[];
   __shared__ RoundedChunk rounded[WIDTH / 32][FEW];
@@ -154,13 +154,13 @@ inline void multiply_few(const Layers& layers, const Inputs& x, u32 panels, u32 
     for (u32 c = begin + warp; c < end; c += WARPS) {
       fetch(c + WARPS);
       NormOfChunk norm;
-      norm.load(x, c);
+      norm.load<MAY_GATHER>(x, c);
       // All lanes are done with the chunk before.
       __syncwarp();
 #pragma unroll 1
       for (u32 r = 0; r < rows; r++) {
         float values[2][4];
-        load_chunk(x, x.row(r, rows), moments.of[r], norm, c, values);
+        load_chunk<MAY_GATHER>(x, x.row(r, rows), moments.of[r], norm, c, values);
         round_chunk<F::HAS_MINS>(values, own[r].codes, own[r].sums, scales + (c - begin) * FEW + r);
       }
       __syncwarp();
@@ -217,9 +217,16 @@ inline void multiply_few(const Layers& layers, const Inputs& x, u32 panels, u32 
 #define PRODUCTS(form)                                                                \
   extern "C" __global__ void __launch_bounds__(WIDTH, 1)                              \
       products_few(Layers layers, Inputs x, u32 panels, u32 kept, Finish finish) {    \
-    multiply_few<form>(layers, x, panels, kept, finish);                              \
+    multiply_few<form, false>(layers, x, panels, kept, finish);                       \
   }                                                                                   \
   PRODUCTS_OF(8, form)                                                                \
   PRODUCTS_OF(16, form)                                                               \
   PRODUCTS_OF(32, form)                                                               \
   PRODUCTS_OF(64, form)
+
+// For up to 8 rows of x whose inputs have an order: forms that files with act-order have.
+#define PRODUCTS_IN_ORDER(form)                                                               \
+  extern "C" __global__ void __launch_bounds__(WIDTH, 1)                                      \
+      products_few_in_order(Layers layers, Inputs x, u32 panels, u32 kept, Finish finish) {   \
+    multiply_few<form, true>(layers, x, panels, kept, finish);                                \
+  }

@@ -3,3 +3,4 @@
 
 using Those = Form<4, CENTRED, HALVES, 32>;
 PRODUCTS(Those)
+PRODUCTS_IN_ORDER(Those)

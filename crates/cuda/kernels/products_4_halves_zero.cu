@@ -3,3 +3,4 @@
 
 using Those = Form<4, ZEROED, HALVES_ZERO, 32>;
 PRODUCTS(Those)
+PRODUCTS_IN_ORDER(Those)

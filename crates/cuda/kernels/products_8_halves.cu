@@ -3,3 +3,4 @@
 
 using Those = Form<8, PLAIN, HALVES, 32>;
 PRODUCTS(Those)
+PRODUCTS_IN_ORDER(Those)

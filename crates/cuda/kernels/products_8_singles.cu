@@ -3,3 +3,4 @@
 
 using Those = Form<8, PLAIN, SINGLES, 256>;
 PRODUCTS(Those)
+PRODUCTS_IN_ORDER(Those)

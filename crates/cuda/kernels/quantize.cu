@@ -16,8 +16,8 @@ KERNEL(WIDTH) quantize(Inputs x, u8* codes, u8* sums, float* scales, u32 count, 
     u64 at = (u64)row * chunks + chunk;
     float values[2][4];
     NormOfChunk norm;
-    norm.load(x, chunk);
-    load_chunk(x, from, own, norm, chunk, values);
+    norm.load<true>(x, chunk);
+    load_chunk<true>(x, from, own, norm, chunk, values);
     round_chunk(values, codes + CHUNK * at, sums + SUMS * at, scales + at);
   }
 }

@@ -73,23 +73,24 @@ inline void round_chunk(const float (&values)[2][4], u8* codes, u8* sums, float*
 struct NormOfChunk {
   float weight[2][4], bias[2][4];
 
-  void load(const Inputs& x, u32 chunk) {
+  template <bool MAY_GATHER> void load(const Inputs& x, u32 chunk) {
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
       u32 k = CHUNK * chunk + 128 * half + 4 * (threadIdx.x % 32);
-      four_at(x.norm.weight, k, x.norm.weight ? x.x.cols : 0, weight[half]);
-      four_at(x.norm.bias, k, x.norm.bias ? x.x.cols : 0, bias[half]);
+      inputs_at<MAY_GATHER>(x, x.norm.weight, k, x.norm.weight ? x.x.cols : 0, weight[half]);
+      inputs_at<MAY_GATHER>(x, x.norm.bias, k, x.norm.bias ? x.x.cols : 0, bias[half]);
     }
   }
 };
 
 // A chunk of a row, normalized if there is a norm, as `round_chunk` takes it.
+template <bool MAY_GATHER>
 inline void load_chunk(const Inputs& x, const Row& row, Moments moments, const NormOfChunk& norm, u32 chunk,
                        float (&values)[2][4]) {
 #pragma unroll
   for (u32 half = 0; half < 2; half++) {
     u32 k = CHUNK * chunk + 128 * half + 4 * (threadIdx.x % 32);
-    four_at(x.at(row), k, row.is_there ? x.x.cols : 0, values[half]);
+    inputs_at<MAY_GATHER>(x, x.at(row), k, row.is_there ? x.x.cols : 0, values[half]);
     if (!x.norm.weight) continue;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {

@@ -2,8 +2,8 @@
 
 use tallow_core::ops::{
     Activate, Attend, CausalConv, Copy, Dequant, Eltwise, Embed, Ffn, GatedDelta, Head, IndexMode, IndexRows,
-    KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Matmul, Moe, Normalize, PermuteCols, QkvPrep,
-    Rope, Route, TailSum, TopK, TopKOut,
+    KvWrite, LatentWrite, Linear, LinearHeads, LinearMany, Lora, Matmul, Moe, Normalize, PermuteCols,
+    QkvPrep, Rope, Route, TailSum, TopK, TopKOut,
 };
 use tallow_core::{
     Backend, DType, HostWeight, Memory, Norm, Replay, Result, Stack, Tensor, Trace, Weight, compose,
@@ -175,17 +175,18 @@ impl Backend for Cuda {
     }
 
     fn linear(&self, op: &Linear<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        match self.linear_fused(op)? {
-            Some(out) => Ok(out),
-            None => compose::linear(self, op),
-        }
+        self.linear_fused(op)
     }
 
     fn linear_many(&self, op: &LinearMany<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        match self.linear_many_fused(op)? {
-            Some(out) => Ok(out),
-            None => compose::linear_many(self, op),
-        }
+        self.linear_many_fused(op)
+    }
+
+    fn lora(&self, op: &Lora<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let Lora { x, norm, weights, epilogue, .. } = *op;
+        let out = compose::lora(self, &Lora { x, norm, weights, epilogue, adapters: &[] })?;
+        self.add_deltas(op, &out)?;
+        Ok(out)
     }
 
     fn ffn(&self, op: &Ffn<'_, Cuda>) -> Result<Tensor<Cuda>> {
@@ -196,10 +197,7 @@ impl Backend for Cuda {
     }
 
     fn head(&self, op: &Head<'_, Cuda>) -> Result<Tensor<Cuda>> {
-        match self.head_fused(op)? {
-            Some(out) => Ok(out),
-            None => compose::head(self, op),
-        }
+        self.head_fused(op)
     }
 
     fn linear_heads(&self, op: &LinearHeads<'_, Cuda>) -> Result<Tensor<Cuda>> {

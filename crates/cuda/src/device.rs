@@ -1,5 +1,7 @@
 //! [`Cuda`]: the device and its memory.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 
@@ -16,15 +18,40 @@ pub struct Cuda {
     pub(crate) gpu: Rc<Gpu>,
     /// Zeros, in which the CTAs of a launch count themselves, and which the last of them leaves zero.
     pub(crate) arrivals: Tensor<Cuda>,
+    pub(crate) tables: Tables,
     pub(crate) arithmetic: Arithmetic,
     pub(crate) trace: Trace,
+}
+
+/// Tables of deltas on the device, by their bytes. Steps with the same adapters for the same rows find them there, and
+/// write nothing. Since its bytes are all that a table is, one whose adapter is gone is of no use but does no harm.
+#[derive(Clone, Default)]
+pub(crate) struct Tables(Rc<RefCell<HashMap<Vec<u8>, Tensor<Cuda>>>>);
+
+impl Tables {
+    /// Tables that are kept, at most: a few hundred are a model's.
+    const MOST: usize = 1024;
+
+    pub(crate) fn of(&self, b: &Cuda, bytes: &[u8]) -> Result<Tensor<Cuda>> {
+        if let Some(table) = self.0.borrow().get(bytes) {
+            return Ok(table.clone());
+        }
+        let table = b.alloc(DType::U8, 1, bytes.len())?;
+        b.write(&table, bytes)?;
+        let mut kept = self.0.borrow_mut();
+        if kept.len() >= Tables::MOST {
+            kept.clear();
+        }
+        kept.insert(bytes.to_vec(), table.clone());
+        Ok(table)
+    }
 }
 
 /// Shares the device, its memory and its kernels, but has a trace of its own.
 impl Clone for Cuda {
     fn clone(&self) -> Cuda {
-        let (gpu, arrivals) = (self.gpu.clone(), self.arrivals.clone());
-        Cuda { gpu, arrivals, arithmetic: self.arithmetic, trace: Trace::default() }
+        let (gpu, arrivals, tables) = (self.gpu.clone(), self.arrivals.clone(), self.tables.clone());
+        Cuda { gpu, arrivals, tables, arithmetic: self.arithmetic, trace: Trace::default() }
     }
 }
 
@@ -53,7 +80,8 @@ impl Cuda {
         let arrivals = gpu.alloc((ARRIVALS * DType::U32.size()) as u64)?;
         gpu.clear(arrivals.address(), ARRIVALS * DType::U32.size())?;
         let arrivals = Tensor::whole(Buf(arrivals), DType::U32, 1, ARRIVALS);
-        Ok(Cuda { gpu, arrivals, arithmetic: Arithmetic::Fast, trace: Trace::default() })
+        let (tables, arithmetic) = (Tables::default(), Arithmetic::Fast);
+        Ok(Cuda { gpu, arrivals, tables, arithmetic, trace: Trace::default() })
     }
 
     /// The same device with linear layers computed in `arithmetic`. In [`Arithmetic::Fast`] a quantized weight is multiplied with

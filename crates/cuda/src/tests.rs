@@ -5,6 +5,8 @@ mod attention;
 mod devices;
 mod experts;
 mod layers;
+mod lora;
+mod order;
 mod products;
 mod replay;
 mod trouble;
@@ -96,7 +98,7 @@ fn fast_conforms(seed: u64, names: &[&str]) {
 
 #[test]
 fn conformance_of_fast_layers() {
-    fast_conforms(8, &["linear", "linear_many", "linear_heads"]);
+    fast_conforms(8, &["linear", "linear_many", "linear_heads", "act_order"]);
 }
 
 #[test]

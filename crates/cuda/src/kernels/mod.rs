@@ -43,6 +43,11 @@ impl Kernel {
         table::MODULES.iter().find(|module| module.name == self.module)
     }
 
+    /// True if its module has it.
+    pub(crate) fn is_there(&self) -> bool {
+        self.entry().is_ok()
+    }
+
     /// Its launch bounds and parameters.
     pub(crate) fn entry(&self) -> Result<&'static Entry> {
         let entry =

@@ -26,8 +26,17 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "linear",
         entries: &[
-            Entry { name: "linear_1", parameters: 296, threads: 256, shared: 2104 },
-            Entry { name: "linear_8", parameters: 296, threads: 256, shared: 16832 },
+            Entry { name: "linear_1", parameters: 304, threads: 256, shared: 2104 },
+            Entry { name: "linear_8", parameters: 304, threads: 256, shared: 16832 },
+        ],
+    },
+    Module {
+        name: "lora",
+        entries: &[
+            Entry { name: "lora_down_1", parameters: 88, threads: 256, shared: 2104 },
+            Entry { name: "lora_up_1", parameters: 44, threads: 256, shared: 2048 },
+            Entry { name: "lora_down_8", parameters: 88, threads: 256, shared: 16832 },
+            Entry { name: "lora_up_8", parameters: 44, threads: 256, shared: 16384 },
         ],
     },
     Module {
@@ -40,7 +49,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_1_halves",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -50,7 +59,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_2_halves",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -60,7 +69,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_2_nibbles_min",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -70,7 +79,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_2_whole",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -80,7 +89,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_3_bytes",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -90,7 +99,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_3_table_bytes",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -100,7 +109,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_4_bytes_min",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -110,17 +119,18 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_4_halves",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_64", parameters: 264, threads: 256, shared: 0 },
+            Entry { name: "products_few_in_order", parameters: 312, threads: 256, shared: 20864 },
         ],
     },
     Module {
         name: "products_4_halves_min",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -130,17 +140,18 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_4_halves_zero",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_64", parameters: 264, threads: 256, shared: 0 },
+            Entry { name: "products_few_in_order", parameters: 312, threads: 256, shared: 20864 },
         ],
     },
     Module {
         name: "products_4_table_bytes",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -150,7 +161,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_4_table_eighths",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -160,7 +171,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_4_table_exponents",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -170,7 +181,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_4_table_halves",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -180,7 +191,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_5_bytes_min",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -190,7 +201,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_5_halves",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -200,7 +211,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_5_halves_min",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -210,7 +221,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_6_bytes",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
@@ -220,21 +231,23 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "products_8_halves",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_64", parameters: 264, threads: 256, shared: 0 },
+            Entry { name: "products_few_in_order", parameters: 312, threads: 256, shared: 20864 },
         ],
     },
     Module {
         name: "products_8_singles",
         entries: &[
-            Entry { name: "products_few", parameters: 304, threads: 256, shared: 20864 },
+            Entry { name: "products_few", parameters: 312, threads: 256, shared: 20864 },
             Entry { name: "products_8", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_16", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_32", parameters: 264, threads: 256, shared: 0 },
             Entry { name: "products_64", parameters: 264, threads: 256, shared: 0 },
+            Entry { name: "products_few_in_order", parameters: 312, threads: 256, shared: 20864 },
         ],
     },
     Module {
@@ -243,7 +256,7 @@ pub(crate) const MODULES: &[Module] = &[
     },
     Module {
         name: "quantize",
-        entries: &[Entry { name: "quantize", parameters: 96, threads: 256, shared: 40 }],
+        entries: &[Entry { name: "quantize", parameters: 104, threads: 256, shared: 40 }],
     },
     Module {
         name: "recurrent",

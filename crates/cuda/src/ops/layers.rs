@@ -4,11 +4,12 @@ use std::cell::OnceCell;
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Normalize};
-use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, Tensor, Weight};
+use tallow_core::{Activation, Backend, LinearWeight, LinearWeights, Norm, Result, Tensor, Weight};
 
 use super::rowwise;
 use crate::args::Args;
 use crate::device::Cuda;
+use crate::kernels::Kernel;
 use crate::weights;
 
 /// Layers of a launch, at most.
@@ -18,6 +19,8 @@ const PARTS: usize = 4;
 #[derive(Clone)]
 pub(super) struct Part<'a> {
     pub weight: &'a Weight<Cuda>,
+    /// The input that each of its columns multiplies, if not one after the other.
+    pub order: Option<&'a Tensor<Cuda>>,
     bias: Option<Tensor<Cuda>>,
     /// Rows of the weight.
     rows: Range<usize>,
@@ -55,25 +58,29 @@ pub(super) struct Rounded {
 pub(super) struct Input<'a> {
     x: &'a Tensor<Cuda>,
     indices: Option<&'a Tensor<Cuda>>,
+    /// The order in which layers take its columns.
+    order: Option<&'a Tensor<Cuda>>,
     norm: Option<&'a Norm<Cuda>>,
     computed: OnceCell<Tensor<Cuda>>,
     rounded: OnceCell<Rounded>,
 }
 
 impl<'a> Part<'a> {
-    /// A layer whose weight has its columns in the order of the inputs.
-    pub(super) fn of(layer: &'a LinearWeights<Cuda>) -> Option<Part<'a>> {
-        let weight = layer.weight.in_order()?;
-        Some(Part { weight, bias: layer.bias.clone(), rows: 0..weight.rows(), column: 0 })
+    pub(super) fn of(layer: &'a LinearWeights<Cuda>) -> Part<'a> {
+        let (weight, order) = match &layer.weight {
+            LinearWeight::InOrder(weight) => (weight, None),
+            LinearWeight::ActOrder { weight, order } => (weight, Some(order)),
+        };
+        Part { weight, order, bias: layer.bias.clone(), rows: 0..weight.rows(), column: 0 }
     }
 
     /// Layers whose outputs lie side by side.
-    pub(super) fn side_by_side(layers: &'a [LinearWeights<Cuda>]) -> Option<Vec<Part<'a>>> {
+    pub(super) fn side_by_side(layers: &'a [LinearWeights<Cuda>]) -> Vec<Part<'a>> {
         let mut column = 0;
         let part = |layer| {
-            let part = Part { column, ..Part::of(layer)? };
+            let part = Part { column, ..Part::of(layer) };
             column += part.outputs();
-            Some(part)
+            part
         };
         layers.iter().map(part).collect()
     }
@@ -82,7 +89,7 @@ impl<'a> Part<'a> {
     pub(super) fn gate_and_up(layers: &'a [LinearWeights<Cuda>], width: usize) -> Option<Vec<Part<'a>>> {
         match layers {
             [both] => {
-                let both = Part::of(both)?;
+                let both = Part::of(both);
                 weights::address_of_row(both.weight, width)?;
                 let half = |rows: Range<usize>| {
                     let bias = both.bias.as_ref().map(|bias| bias.col_range(rows.clone()));
@@ -91,7 +98,7 @@ impl<'a> Part<'a> {
                 Some(vec![half(0..width), half(width..2 * width)])
             }
             [gate, up] => {
-                let parts = vec![Part::of(gate)?, Part::of(up)?];
+                let parts = vec![Part::of(gate), Part::of(up)];
                 parts.iter().all(|part| part.outputs() == width).then_some(parts)
             }
             _ => None,
@@ -102,12 +109,14 @@ impl<'a> Part<'a> {
         self.rows.len()
     }
 
-    /// Layers by how their weights lie, as many together as a launch takes.
+    /// Layers by how their weights lie and the order of their inputs, as many together as a launch takes.
     pub(super) fn groups(parts: Vec<Part<'a>>) -> Vec<Vec<Part<'a>>> {
         let mut groups: Vec<Vec<Part<'_>>> = Vec::new();
         for part in parts {
             let is_like = |group: &&mut Vec<Part<'_>>| {
-                group.len() < PARTS && weights::lie_alike(group[0].weight, part.weight)
+                group.len() < PARTS
+                    && weights::lie_alike(group[0].weight, part.weight)
+                    && are_same(group[0].order, part.order)
             };
             match groups.iter_mut().find(is_like) {
                 Some(group) => group.push(part),
@@ -139,7 +148,7 @@ impl Layers<'_> {
         let mut args = weights::arg(args, self.form());
         for i in 0..PARTS {
             args = match self.parts.get(i) {
-                Some(Part { weight, bias, rows, column }) => args
+                Some(Part { weight, bias, rows, column, .. }) => args
                     .wide(weights::address_of_row(weight, rows.start).unwrap_or_default())
                     .optional_pointer(bias.as_ref())
                     .word(rows.len())
@@ -163,7 +172,8 @@ impl Layers<'_> {
 
 impl<'a> Input<'a> {
     pub(super) fn new(x: &'a Tensor<Cuda>, norm: Option<&'a Norm<Cuda>>) -> Input<'a> {
-        Input { x, indices: None, norm, computed: OnceCell::new(), rounded: OnceCell::new() }
+        let (computed, rounded) = Default::default();
+        Input { x, indices: None, order: None, norm, computed, rounded }
     }
 
     /// Rows of a tensor by their indices.
@@ -173,6 +183,11 @@ impl<'a> Input<'a> {
         norm: Option<&'a Norm<Cuda>>,
     ) -> Input<'a> {
         Input { indices: Some(indices), ..Input::new(x, norm) }
+    }
+
+    /// The same for layers that take its columns in this order.
+    pub(super) fn ordered(self, order: Option<&'a Tensor<Cuda>>) -> Input<'a> {
+        if are_same(self.order, order) { self } else { Input { order, rounded: OnceCell::new(), ..self } }
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -191,8 +206,19 @@ impl<'a> Input<'a> {
     /// `Inputs` in the kernels.
     pub(super) fn arg(&self, args: Args) -> Args {
         match self.computed.get() {
-            Some(x) => rowwise::norm(args.matrix(x).wide(0), None),
-            None => rowwise::norm(args.matrix(self.x).optional_pointer(self.indices), self.norm),
+            Some(x) => rowwise::norm(args.matrix(x).wide(0).optional_pointer(self.order), None),
+            None => {
+                let args = args.matrix(self.x).optional_pointer(self.indices).optional_pointer(self.order);
+                rowwise::norm(args, self.norm)
+            }
+        }
+    }
+
+    /// The kernel of a module that rounds few rows of it; `None` if there is none for columns in its order.
+    pub(super) fn kernel_of_few(&self, module: &'static str) -> Option<Kernel> {
+        match self.order {
+            None => Some(Kernel { module, name: "products_few" }),
+            Some(_) => Some(Kernel { module, name: "products_few_in_order" }).filter(Kernel::is_there),
         }
     }
 
@@ -210,7 +236,7 @@ impl<'a> Input<'a> {
         Ok(self.rounded.get_or_init(|| rounded))
     }
 
-    /// Computes what a kernel would otherwise compute when it reads rows.
+    /// Computes what a kernel would otherwise compute when it reads rows. Columns stay where they are.
     pub(super) fn compute(&self, b: &Cuda) -> Result<()> {
         if self.computed.get().is_some() || self.indices.is_none() && self.norm.is_none() {
             return Ok(());
@@ -232,4 +258,9 @@ impl<'a> Input<'a> {
     pub(super) fn compute_if_grouped(&self, b: &Cuda) -> Result<()> {
         if self.is_grouped() { self.compute(b) } else { Ok(()) }
     }
+}
+
+/// True if both name the same columns, or none.
+fn are_same(a: Option<&Tensor<Cuda>>, b: Option<&Tensor<Cuda>>) -> bool {
+    a.map(Cuda::address) == b.map(Cuda::address)
 }

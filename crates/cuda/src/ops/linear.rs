@@ -45,27 +45,23 @@ impl Cuda {
 
     pub(crate) fn matmul_into(&self, op: &Matmul<'_, Cuda>, out: &Tensor<Cuda>) -> Result<()> {
         let layer = LinearWeights::new(Weight::Dense(op.weight.clone()), op.bias.cloned());
-        let parts: Vec<_> = Part::of(&layer).into_iter().collect();
-        let layers = Layers { parts: &parts, join: Join::SideBySide, epilogue: op.epilogue };
+        let layers = Layers { parts: &[Part::of(&layer)], join: Join::SideBySide, epilogue: op.epilogue };
         self.multiply_exactly(&Input::new(op.x, None), &layers, out)
     }
 
-    /// `None` if the columns of its weight are in another order than the inputs.
-    pub(crate) fn linear_fused(&self, op: &Linear<'_, Cuda>) -> Result<Option<Tensor<Cuda>>> {
-        let Some(part) = Part::of(op.weights) else { return Ok(None) };
-        self.product(&Input::new(op.x, None), part, op.epilogue).map(Some)
+    pub(crate) fn linear_fused(&self, op: &Linear<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        self.product(Input::new(op.x, None), Part::of(op.weights), op.epilogue)
     }
 
-    /// Several layers over one input, each into its columns of the result. `None` if one of them has its columns in another order
-    /// than the inputs.
-    pub(crate) fn linear_many_fused(&self, op: &LinearMany<'_, Cuda>) -> Result<Option<Tensor<Cuda>>> {
-        let Some(parts) = Part::side_by_side(op.weights) else { return Ok(None) };
-        let (input, out) = (Input::new(op.x, op.norm), self.like(op.x.rows(), op.cols())?); // [rows, sum of outputs]
-        for parts in Part::groups(parts) {
+    /// Several layers over one input, each into its columns of the result.
+    pub(crate) fn linear_many_fused(&self, op: &LinearMany<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        let (mut input, out) = (Input::new(op.x, op.norm), self.like(op.x.rows(), op.cols())?); // [rows, sum of outputs]
+        for parts in Part::groups(Part::side_by_side(op.weights)) {
+            input = input.ordered(parts[0].order);
             let layers = Layers { parts: &parts, join: Join::SideBySide, epilogue: Epilogue::NONE };
             self.multiply(&input, &layers, &out)?;
         }
-        Ok(Some(out))
+        Ok(out)
     }
 
     /// A feed-forward block in two steps: up to the activation, and down. `None` if it has adapters, or layers that cannot be
@@ -74,31 +70,31 @@ impl Cuda {
         let width = op.down.weight.cols();
         let (join, parts) = match op.is_gated() {
             true => (Join::Gated(op.act), Part::gate_and_up(op.up, width)),
-            false => (Join::Activated(op.act), Part::side_by_side(op.up)),
+            false => (Join::Activated(op.act), Some(Part::side_by_side(op.up))),
         };
-        let (Some(parts), Some(down), []) = (parts, Part::of(op.down), op.adapters) else { return Ok(None) };
+        let (Some(parts), []) = (parts, op.adapters) else { return Ok(None) };
         let [parts] = &Part::groups(parts)[..] else { return Ok(None) };
         let activated = self.like(op.x.rows(), width)?; // [rows, width]
         let layers = Layers { parts, join, epilogue: Epilogue::NONE };
-        self.multiply(&Input::new(op.x, op.norm), &layers, &activated)?;
-        self.product(&Input::new(&activated, None), down, op.epilogue).map(Some)
+        self.multiply(&Input::new(op.x, op.norm).ordered(parts[0].order), &layers, &activated)?;
+        self.product(Input::new(&activated, None), Part::of(op.down), op.epilogue).map(Some)
     }
 
-    /// Logits of some rows. `None` if the columns of the weight are in another order than the inputs.
-    pub(crate) fn head_fused(&self, op: &Head<'_, Cuda>) -> Result<Option<Tensor<Cuda>>> {
-        let Some(part) = Part::of(op.weights) else { return Ok(None) };
-        self.product(&Input::rows_of(op.x, op.rows, Some(op.norm)), part, op.epilogue).map(Some)
+    /// Logits of some rows.
+    pub(crate) fn head_fused(&self, op: &Head<'_, Cuda>) -> Result<Tensor<Cuda>> {
+        self.product(Input::rows_of(op.x, op.rows, Some(op.norm)), Part::of(op.weights), op.epilogue)
     }
 
     /// The result of one layer.
-    fn product(
+    fn product<'a>(
         &self,
-        input: &Input<'_>,
-        part: Part<'_>,
+        input: Input<'a>,
+        part: Part<'a>,
         epilogue: Epilogue<'_, Cuda>,
     ) -> Result<Tensor<Cuda>> {
         let out = self.like(input.rows(), part.outputs())?; // [rows, outputs]
-        self.multiply(input, &Layers { parts: &[part], join: Join::SideBySide, epilogue }, &out)?;
+        let input = input.ordered(part.order);
+        self.multiply(&input, &Layers { parts: &[part], join: Join::SideBySide, epilogue }, &out)?;
         Ok(out)
     }
 
@@ -109,8 +105,10 @@ impl Cuda {
         input.compute_if_grouped(self)?;
         match self.products_of(layers.form()) {
             _ if out.is_empty() => Ok(()),
-            Some(module) if is_few => self.multiply_few(module, input, layers, out),
-            Some(module) => self.multiply_rounded(module, input, layers, out),
+            Some(module) => match input.kernel_of_few(module).filter(|_| is_few) {
+                Some(kernel) => self.multiply_few(kernel, input, layers, out),
+                None => self.multiply_rounded(module, input, layers, out),
+            },
             None if is_few => self.multiply_exactly(input, layers, out),
             None => {
                 input.compute(self)?;

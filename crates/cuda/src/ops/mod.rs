@@ -4,6 +4,7 @@ mod attention;
 pub(crate) mod experts;
 mod layers;
 mod linear;
+pub(crate) mod lora;
 mod products;
 mod recurrent;
 mod rowwise;

@@ -97,10 +97,10 @@ impl Cuda {
         Ok(rounded)
     }
 
-    /// Products with an input of up to [`FEW`] rows, which the kernel of this module rounds.
+    /// Products with an input of up to [`FEW`] rows, which this kernel rounds.
     pub(super) fn multiply_few(
         &self,
-        module: &'static str,
+        kernel: Kernel,
         input: &Input<'_>,
         layers: &Layers<'_>,
         out: &Tensor<Cuda>,
@@ -112,7 +112,7 @@ impl Cuda {
         let kept = kept(SHARED_OF_FEW / of_chunk / WARPS * WARPS, input);
         let args = input.arg(layers.arg(Args::new())).word(panels).word(kept);
         self.gpu.launch(&Launch {
-            kernel: Kernel { module, name: "products_few" },
+            kernel,
             grid: [all.div_ceil(panels) as u32, 1, 1],
             block: THREADS,
             shared: (kept * of_chunk) as u32,

@@ -11,45 +11,51 @@ use super::products::{Case, floats, same};
 use crate::Cuda;
 
 /// Rows that kernels for few take, and rows that others do.
-const ROWS: [usize; 5] = [1, 3, 8, 9, 40];
+pub(super) const ROWS: [usize; 5] = [1, 3, 8, 9, 40];
 /// Inputs of layers side by side: two chunks and a part of one, where a format allows.
 const INPUTS: usize = 544;
 
-fn both() -> [Cuda; 2] {
+pub(super) fn both() -> [Cuda; 2] {
     let b = open(Machine::default());
     b.gpu.stop_reuse();
     [b.clone(), b.with(Arithmetic::Exact)]
 }
 
 /// Numbers between -1 and 1 on the device, in a view that begins anywhere.
-fn tensor(b: &Cuda, seed: u32, rows: usize, cols: usize) -> Tensor<Cuda> {
+pub(super) fn tensor(b: &Cuda, seed: u32, rows: usize, cols: usize) -> Tensor<Cuda> {
     b.upload(&floats(seed, rows * (cols + 3)), rows, cols + 3).unwrap().col_range(1..cols + 1)
 }
 
-fn got(result: Result<Tensor<Cuda>>, b: &Cuda) -> Vec<f32> {
+pub(super) fn got(result: Result<Tensor<Cuda>>, b: &Cuda) -> Vec<f32> {
     let t = result.unwrap_or_else(|e| panic!("{e}\n{:?}", mock::last_fault()));
     b.download::<f32>(&t).unwrap_or_else(|e| panic!("{e}\n{:?}", mock::last_fault()))
 }
 
 /// No norm, and one of each kind.
-fn norms(b: &Cuda, width: usize) -> [Option<Norm<Cuda>>; 3] {
+pub(super) fn norms(b: &Cuda, width: usize) -> [Option<Norm<Cuda>>; 3] {
     let row = |seed| b.upload(&floats(seed, width), 1, width).unwrap();
     let rms = Norm { kind: NormKind::Rms, weight: row(71), bias: None, eps: 1e-5 };
     let layer = Norm { kind: NormKind::Layer, weight: row(72), bias: Some(row(73)), eps: 1e-5 };
     [None, Some(rms), Some(layer)]
 }
 
-fn layer(b: &Cuda, format: Format, outputs: usize, inputs: usize, has_bias: bool) -> LinearWeights<Cuda> {
+pub(super) fn layer(
+    b: &Cuda,
+    format: Format,
+    outputs: usize,
+    inputs: usize,
+    has_bias: bool,
+) -> LinearWeights<Cuda> {
     let bias = has_bias.then(|| b.upload(&floats(outputs as u32, outputs), 1, outputs).unwrap());
     LinearWeights { bias, ..Case::of_numbers(format, outputs, inputs).layer(b) }
 }
 
-fn normed(b: &Cuda, x: &Tensor<Cuda>, norm: Option<&Norm<Cuda>>) -> Tensor<Cuda> {
+pub(super) fn normed(b: &Cuda, x: &Tensor<Cuda>, norm: Option<&Norm<Cuda>>) -> Tensor<Cuda> {
     norm.map_or(x.clone(), |norm| b.run(Normalize { x, norm, residual: None }).unwrap())
 }
 
 /// Layers side by side, one by one: the norm, and each as if it were alone.
-fn one_by_one(
+pub(super) fn one_by_one(
     b: &Cuda,
     x: &Tensor<Cuda>,
     norm: Option<&Norm<Cuda>>,
@@ -63,7 +69,7 @@ fn one_by_one(
 }
 
 /// Launches of what is done.
-fn launches(b: &Cuda, run: impl FnOnce()) -> usize {
+pub(super) fn launches(b: &Cuda, run: impl FnOnce()) -> usize {
     let before = b.counts().launches;
     run();
     b.counts().launches - before
@@ -127,7 +133,7 @@ fn blocks_have_the_bits_of_their_layers() {
     }
 }
 
-fn check_block(
+pub(super) fn check_block(
     b: &Cuda,
     up: &[LinearWeights<Cuda>],
     down: &LinearWeights<Cuda>,

@@ -50,6 +50,12 @@ pub(super) struct Rounded {
     pub scales: Tensor<Cuda>,
 }
 
+/// Rows of an input, rounded to 16 bits: whole segments of each, and of f16 a factor for each segment.
+pub(super) struct Sixteens {
+    pub rows: Tensor<Cuda>,
+    pub factors: Option<Tensor<Cuda>>,
+}
+
 /// An input of layers: rows of a tensor, or those of its rows that are named, normalized or not. It is computed, or rounded, when
 /// the first layer takes it so.
 pub(super) struct Input<'a> {
@@ -58,6 +64,8 @@ pub(super) struct Input<'a> {
     norm: Option<&'a Norm<Cuda>>,
     computed: OnceCell<Tensor<Cuda>>,
     rounded: OnceCell<Rounded>,
+    /// In bf16, and in f16.
+    sixteens: [OnceCell<Sixteens>; 2],
 }
 
 impl<'a> Part<'a> {
@@ -163,7 +171,8 @@ impl Layers<'_> {
 
 impl<'a> Input<'a> {
     pub(super) fn new(x: &'a Tensor<Cuda>, norm: Option<&'a Norm<Cuda>>) -> Input<'a> {
-        Input { x, indices: None, norm, computed: OnceCell::new(), rounded: OnceCell::new() }
+        let (computed, rounded, sixteens) = Default::default();
+        Input { x, indices: None, norm, computed, rounded, sixteens }
     }
 
     /// Rows of a tensor by their indices.
@@ -208,6 +217,16 @@ impl<'a> Input<'a> {
         }
         let rounded = b.round(self)?;
         Ok(self.rounded.get_or_init(|| rounded))
+    }
+
+    /// It, rounded to f16 or to bf16.
+    pub(super) fn sixteens(&self, b: &Cuda, is_f16: bool) -> Result<&Sixteens> {
+        let cell = &self.sixteens[usize::from(is_f16)];
+        if let Some(sixteens) = cell.get() {
+            return Ok(sixteens);
+        }
+        let sixteens = b.round_to_sixteen(self, is_f16)?;
+        Ok(cell.get_or_init(|| sixteens))
     }
 
     /// Computes what a kernel would otherwise compute when it reads rows.

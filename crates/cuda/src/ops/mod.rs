@@ -8,4 +8,5 @@ mod products;
 mod recurrent;
 mod rowwise;
 mod select;
+mod sixteen;
 mod stacked;

@@ -103,37 +103,41 @@ template <Sixteen KIND> struct SegmentOfPanel {
 template <Sixteen KIND> inline u32 word_of_x(u32 i, u32 q) { return 8 * i + (KIND == EIGHTHS_AS_BF16S ? 2 * q : q); }
 template <Sixteen KIND> inline u32 next_word_of_x() { return KIND == EIGHTHS_AS_BF16S ? 1 : 4; }
 
-// Adds the products of a segment of a panel with 8 * TILES rows of x to a strand. `x` has for a tile the words of the lane's row of
+// Adds the products of a segment of panels with 8 * TILES rows of x to a strand. `x` has for a tile the words of the lane's row of
 // it for an `mma`, and factors of the two rows whose products the lane has. A lane has those of rows lane / 4 and lane / 4 + 8 of
-// the panel with rows 2 * (lane % 4) and the next one of each 8 of x.
-template <Sixteen KIND, u32 TILES, class X>
-inline void add_segment(const SegmentOfPanel<KIND>& weights, const X& x, float (&f)[TILES][4]) {
+// a panel with rows 2 * (lane % 4) and the next one of each 8 of x.
+template <Sixteen KIND, u32 TILES, u32 PANELS, class X>
+inline void add_segment(const SegmentOfPanel<KIND> (&weights)[PANELS], const X& x, float (&f)[PANELS][TILES][4]) {
   constexpr bool IS_F16 = KIND == F16S;
-  u32 a[MMAS][4];
+  u32 a[PANELS][MMAS][4];
 #pragma unroll
-  for (u32 i = 0; i < MMAS; i++) weights.factors_of(i, a[i]);
+  for (u32 i = 0; i < PANELS * MMAS; i++) weights[i / MMAS].factors_of(i % MMAS, a[i / MMAS][i % MMAS]);
 #pragma unroll
   for (u32 t = 0; t < TILES; t++) {
-    float c[4];
+    float c[PANELS][4];
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) c[j] = KIND == BF16S ? f[t][j] : 0.0f;
+    for (u32 i = 0; i < PANELS * 4; i++) c[i / 4][i % 4] = KIND == BF16S ? f[i / 4][t][i % 4] : 0.0f;
 #pragma unroll
     for (u32 i = 0; i < MMAS; i++) {
       u32 b[2];
       x.words(t, i, b);
-      mma_16<IS_F16>(c, a[i], b[0], b[1]);
-      if (KIND == EIGHTHS_AS_BF16S && i % 2 == 1) {
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-          f[t][j] = fmaf(c[j] * 256.0f, weights.scales[i / 2][j / 2], f[t][j]);
-          c[j] = 0.0f;
+      for (u32 p = 0; p < PANELS; p++) {
+        mma_16<IS_F16>(c[p], a[p][i], b[0], b[1]);
+        if (KIND == EIGHTHS_AS_BF16S && i % 2 == 1) {
+#pragma unroll
+          for (u32 j = 0; j < 4; j++) {
+            f[p][t][j] = fmaf(c[p][j] * 256.0f, weights[p].scales[i / 2][j / 2], f[p][t][j]);
+            c[p][j] = 0.0f;
+          }
         }
       }
     }
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-      if (KIND == BF16S) f[t][j] = c[j];
-      if (KIND == F16S) f[t][j] = fmaf(c[j], x.factor(t, j % 2), f[t][j]);
+    for (u32 i = 0; i < PANELS * 4; i++) {
+      u32 p = i / 4, j = i % 4;
+      if (KIND == BF16S) f[p][t][j] = c[p][j];
+      if (KIND == F16S) f[p][t][j] = fmaf(c[p][j], x.factor(t, j % 2), f[p][t][j]);
     }
   }
 }
@@ -214,22 +218,22 @@ template <u32 PANELS, u32 ROWS> struct SumsOfStrands {
 template <Sixteen KIND, u32 TILES, u32 MOST, class X>
 inline void multiply_strands(const Weights& w, const Panel (&panels)[MOST], X& x, SumsOfStrands<MOST, 8 * TILES>& sums) {
   u32 lane = threadIdx.x % 32, strand = threadIdx.x / 32, segments = (w.cols + SEGMENT - 1) / SEGMENT;
-  float f[MOST][TILES][4];
+  float f[MOST][1][TILES][4];
 #pragma unroll
-  for (u32 i = 0; i < MOST * TILES * 4; i++) f[i / (TILES * 4)][i / 4 % TILES][i % 4] = 0.0f;
+  for (u32 i = 0; i < MOST * TILES * 4; i++) f[i / (TILES * 4)][0][i / 4 % TILES][i % 4] = 0.0f;
   u32 end = first_of(strand + 1, segments);
 #pragma unroll 1
   for (u32 segment = first_of(strand, segments); segment < end; segment++) {
     // Weights are on their way while x is rounded.
-    SegmentOfPanel<KIND> weights[MOST];
+    SegmentOfPanel<KIND> weights[MOST][1];
 #pragma unroll
     for (u32 g = 0; g < MOST; g++) {
-      if (panels[g].outputs > 0) weights[g].load(w, w.at + panels[g].begin, segment, lane);
+      if (panels[g].outputs > 0) weights[g][0].load(w, w.at + panels[g].begin, segment, lane);
     }
     x.begin(segment);
 #pragma unroll
     for (u32 g = 0; g < MOST; g++) {
-      if (panels[g].outputs > 0) add_segment<KIND, TILES>(weights[g], x, f[g]);
+      if (panels[g].outputs > 0) add_segment<KIND>(weights[g], x, f[g]);
     }
   }
   __syncthreads();
@@ -239,7 +243,7 @@ inline void multiply_strands(const Weights& w, const Panel (&panels)[MOST], X& x
     for (u32 t = 0; t < TILES; t++) {
 #pragma unroll
       for (u32 j = 0; j < 4; j++) {
-        sums.of[strand][g][8 * t + lane % 4 * 2 + j % 2][lane / 4 + j / 2 * 8] = f[g][t][j];
+        sums.of[strand][g][8 * t + lane % 4 * 2 + j % 2][lane / 4 + j / 2 * 8] = f[g][0][t][j];
       }
     }
   }

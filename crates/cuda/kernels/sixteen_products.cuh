@@ -128,8 +128,15 @@ template <Sixteen KIND> struct RowsOfStage {
   inline void words(u32 t, u32 i, u32 (&b)[2]) const {
     u32 row = first + 8 * t + threadIdx.x % 32 / 4, word = word_of_x<KIND>(i, threadIdx.x % 4);
     u32 next = word + next_word_of_x<KIND>();
-    b[0] = ((const u32*)&stage.of[row][piece_of(row, word / 4)])[word % 4];
-    b[1] = ((const u32*)&stage.of[row][piece_of(row, next / 4)])[next % 4];
+    const u32* at = (const u32*)&stage.of[row][piece_of(row, word / 4)];
+    if (KIND == EIGHTHS_AS_BF16S) {
+      TwoWords two = ((const TwoWords*)at)[word % 4 / 2];
+      b[0] = two.x;
+      b[1] = two.y;
+    } else {
+      b[0] = at[word % 4];
+      b[1] = ((const u32*)&stage.of[row][piece_of(row, next / 4)])[next % 4];
+    }
   }
 
   inline float factor(u32 t, u32 j) const { return factors[(u64)(first + 8 * t + threadIdx.x % 4 * 2 + j) * segments]; }
@@ -190,8 +197,7 @@ inline void multiply_tile(const Layers& layers, const RoundedRows& x, const Fini
     }
     const float* factors = x.factors + (KIND == F16S ? (u64)first * segments + segment : 0);
     RowsOfStage<KIND> own = {stages[segment % STAGES], factors, row, segments};
-#pragma unroll
-    for (u32 p = 0; p < 2; p++) add_segment<KIND, TILES>(weights[p], own, f[p]);
+    add_segment<KIND>(weights, own, f);
     // Strands without a segment change nothing.
     while (first_of(strand + 1, segments) <= segment) strand++;
     if (first_of(strand + 1, segments) > segment + 1) continue;

@@ -545,5 +545,26 @@ pub(crate) fn products(w: &Weight<Cuda>) -> Option<&'static str> {
     if layout.stored == Stored::Planes { layout.products() } else { None }
 }
 
+/// Kernels that multiply a weight with input that is rounded to 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sixteen {
+    /// Their module.
+    pub module: &'static str,
+    /// Input rounded to f16, and not to bf16.
+    pub is_f16: bool,
+}
+
+/// The kernels that multiply a weight with input that is rounded to 16 bits; `None` if it has no floats of 16 or 8 bits in the order
+/// of fragments.
+pub(crate) fn sixteen(w: &Weight<Cuda>) -> Option<Sixteen> {
+    let Weight::Blocks { format, .. } = w else { return None };
+    match format {
+        Format::F16 => Some(Sixteen { module: "sixteen_f16", is_f16: true }),
+        Format::BF16 => Some(Sixteen { module: "sixteen_bf16", is_f16: false }),
+        Format::F8 => Some(Sixteen { module: "sixteen_f8", is_f16: false }),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests;

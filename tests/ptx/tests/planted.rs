@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests and what they share")]
 
+use half::bf16;
 use tallow_ptx::{Device, Error, Launch, Module, Trouble};
 
 const ROWWISE: &str = include_str!("../../../crates/cuda/ptx/rowwise.ptx");
 const ATTENTION: &str = include_str!("../../../crates/cuda/ptx/attention.ptx");
+const SIXTEEN: &str = include_str!("../../../crates/cuda/ptx/sixteen_bf16.ptx");
 
 /// A kernel's text within a module, changed.
 fn changed(text: &str, kernel: &str, change: &dyn Fn(&mut Vec<String>)) -> String {
@@ -204,6 +206,58 @@ fn attend(text: &str, seed: u64) -> Result<(), Found> {
     if is_right && count == [0; 4] { Ok(()) } else { Err(Found::Wrong) }
 }
 
+/// Products of a panel of 16 weights of 384 inputs in bf16 with a tile of 64 rows.
+fn multiply(text: &str, seed: u64) -> Result<(), Found> {
+    let module = Module::new(text)?;
+    let kernel = module.kernel("sixteen_64")?;
+    let (outputs, rows, cols) = (16usize, 64usize, 384usize);
+    let halves = |count, seed| numbers(count, seed).into_iter().map(bf16::from_f32).collect::<Vec<_>>();
+    let (x, w) = (halves(rows * cols, 8), halves(outputs * cols, 9));
+    // Groups of 16 inputs: 32 lanes of 4 words of two inputs.
+    let place = |i: usize| {
+        let (group, lane, word, half) = (i / 256, i / 8 % 32, i / 2 % 4, i % 2);
+        (lane / 4 + 8 * (word % 2)) * cols + 16 * group + 2 * (lane % 4) + 8 * (word / 2) + half
+    };
+    let packed: Vec<u8> = (0..outputs * cols).flat_map(|i| w[place(i)].to_le_bytes()).collect();
+    let mut device = Device::default();
+    let w_at = up(&mut device, &packed);
+    let x_at = up(&mut device, &x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
+    let out = device.alloc(4 * rows * outputs);
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    let wide = |wide: &[u64]| wide.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+    // The weight's form, its one part of four, no activation, no gate.
+    let mut parameters = wide(&[w_at, (32 * cols) as u64]);
+    parameters.extend(words(&[outputs as u32, cols as u32, 4, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0]));
+    parameters.extend(wide(&[w_at, 0]));
+    parameters.extend(words(&[outputs as u32, 0]));
+    parameters.extend([0; 3 * 24]);
+    parameters.extend(words(&[7, 0]));
+    parameters.extend(wide(&[x_at, 0]));
+    parameters.extend(matrix(0, 0, 0, 0));
+    parameters.extend(matrix(out, rows as u32, outputs as u32, outputs as u32));
+    parameters.extend(words(&[1f32.to_bits(), 0]));
+    let launch = Launch {
+        grid: [1; 3],
+        block: [256, 1, 1],
+        shared: 0,
+        parameters: &parameters,
+        seed,
+        limit: 1_000_000,
+    };
+    device.launch(&kernel, &launch)?;
+    if device.unwritten(out, 4 * rows * outputs).is_some() {
+        return Err(Found::Unwritten);
+    }
+    let mut result = vec![0; 4 * rows * outputs];
+    device.read(out, &mut result).unwrap();
+    let is_right = result.chunks(4).enumerate().all(|(i, got)| {
+        let (x, w) = (&x[i / outputs * cols..][..cols], &w[i % outputs * cols..][..cols]);
+        let want: f64 = x.iter().zip(w).map(|(x, w)| x.to_f64() * w.to_f64()).sum();
+        (f64::from(f32::from_le_bytes(got.try_into().unwrap())) - want).abs() < 1e-4
+    });
+    if is_right { Ok(()) } else { Err(Found::Wrong) }
+}
+
 /// How a bug shows.
 #[derive(Debug, PartialEq)]
 enum Found {
@@ -228,6 +282,7 @@ fn the_kernels_as_they_are_have_no_bug() {
         assert_eq!(normalize(ROWWISE, seed), Ok(()), "seed {seed}");
         assert_eq!(gather(ROWWISE, seed), Ok(()), "seed {seed}");
         assert_eq!(attend(ATTENTION, seed), Ok(()), "seed {seed}");
+        assert_eq!(multiply(SIXTEEN, seed), Ok(()), "seed {seed}");
     }
 }
 
@@ -386,6 +441,40 @@ fn planted_bugs_of_the_last_to_arrive_are_found() {
         ),
     ];
     all_are_found((ATTENTION, "attend"), attend, &bugs);
+}
+
+#[test]
+fn planted_bugs_of_copies_under_way_are_found() {
+    let is_unwritten =
+        |found: &Found| matches!(found, Found::Fault(Trouble::Unwritten { what: "shared memory", .. }));
+    let bugs: Vec<Bug> = vec![
+        (
+            "a wait for one copy too few",
+            Box::new(replaced("cp.async.wait_group 2", 0, "cp.async.wait_group 3")),
+            is_unwritten,
+        ),
+        (
+            "no barrier between a wait and reads of what others copied",
+            Box::new(without("bar.sync", 0)),
+            |found| {
+                is_race(found)
+                    || matches!(found, Found::Fault(Trouble::Unwritten { what: "shared memory", .. }))
+            },
+        ),
+        ("a copy that belongs to no group", Box::new(without("cp.async.commit_group", 0)), is_unwritten),
+        (
+            "the words of a factor the other way round",
+            Box::new(|lines| {
+                let mma = line(lines, "mma.sync", 0);
+                let mut factors: Vec<String> = lines[mma].split("}, {").map(str::to_owned).collect();
+                let (first, second) = factors[2].split_once(", ").unwrap();
+                factors[2] = format!("{second}, {first}");
+                lines[mma] = factors.join("}, {");
+            }),
+            |found| *found == Found::Wrong,
+        ),
+    ];
+    all_are_found((SIXTEEN, "sixteen_64"), multiply, &bugs);
 }
 
 /// Each bug is found in one of ten orders.

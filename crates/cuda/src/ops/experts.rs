@@ -3,13 +3,15 @@
 use tallow_core::ops::{Epilogue, MAX_EXPERTS, Moe};
 use tallow_core::{DType, Expert, Memory, Result, RoutingWeightOn, Tensor};
 
-use super::layers::Rounded;
-use super::stacked::{CHUNK, FEW, MANY, Product, Routed, Rows, SUMS};
+use super::layers::{Rounded, Sixteens};
+use super::products::Products;
+use super::sixteen;
+use super::stacked::{CHUNK, FEW, MANY, Product, RoundedSlots, Routed, Rows, SUMS};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
-use crate::weights::Stacked;
+use crate::weights::{Sixteen, Stacked};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -120,8 +122,8 @@ impl Cuda {
         out: &Tensor<Cuda>,
     ) -> Result<()> {
         let (dim, width) = (op.x.cols(), experts.down.cols());
-        // A pair has gate, hidden and output, and both inputs in 8 bits with their sums.
-        let pair = (2 * width + dim) * size_of::<f32>() + 2 * (width + dim);
+        // A pair has gate, hidden and output, and both inputs in 8 bits with their sums, or in 16 bits with factors.
+        let pair = (2 * width + dim) * size_of::<f32>() + 3 * (width + dim);
         let at_once = ((ROOM / pair).min(MOST_PAIRS) / op.top_k.max(1)).max(1);
         for start in (0..op.x.rows()).step_by(at_once) {
             let rows = start..op.x.rows().min(start + at_once);
@@ -147,7 +149,7 @@ impl Cuda {
             first,
             second: None,
             x: hidden,
-            rounded: rounded.as_ref(),
+            rounded,
             gate: None,
             act: None,
             rows: lists.rows(routed),
@@ -192,7 +194,7 @@ impl Cuda {
             first: gate,
             second: None,
             x: op.x,
-            rounded: rounded.as_ref(),
+            rounded,
             gate: None,
             act: Some(op.act),
             rows: lists.rows(routed),
@@ -212,18 +214,35 @@ impl Cuda {
         Ok(hidden)
     }
 
-    /// The input of layers slot by slot, rounded; `None` if no layer takes it so, or its kernel rounds it.
+    /// The input of layers slot by slot, rounded as they take it, but for what their kernels round.
     fn rounded_slots(
         &self,
         lists: &Lists,
         routed: Routed,
         x: &Tensor<Cuda>,
         layers: [Option<&Stacked<'_>>; 2],
-    ) -> Result<Option<Rounded>> {
-        let is_wanted = layers.into_iter().flatten().any(|layer| self.stacked_products(layer).is_some());
-        if !is_wanted || lists.pairs <= ROUNDED_AT_ONCE * lists.top_k {
-            return Ok(None);
+    ) -> Result<RoundedSlots> {
+        let mut rounded = RoundedSlots::default();
+        if lists.pairs <= ROUNDED_AT_ONCE * lists.top_k {
+            return Ok(rounded);
         }
+        for layer in layers.into_iter().flatten() {
+            match self.stacked_products(layer) {
+                Products::Exact => {}
+                Products::Eights(_) if rounded.eights.is_some() => {}
+                Products::Eights(_) => rounded.eights = Some(self.slots_in_eight(lists, routed, x)?),
+                Products::Sixteens(Sixteen { is_f16, .. }) => {
+                    let sixteens = &mut rounded.sixteens[usize::from(is_f16)];
+                    if sixteens.is_none() {
+                        *sixteens = Some(self.slots_in_sixteen(lists, routed, x, is_f16)?);
+                    }
+                }
+            }
+        }
+        Ok(rounded)
+    }
+
+    fn slots_in_eight(&self, lists: &Lists, routed: Routed, x: &Tensor<Cuda>) -> Result<Rounded> {
         let (slots, chunks) = (lists.pairs, x.cols().div_ceil(CHUNK));
         let rounded = Rounded {
             codes: self.alloc(DType::U8, slots, chunks * CHUNK)?,
@@ -233,7 +252,32 @@ impl Cuda {
         let args = routed.arg(Args::new().matrix(x)).pointer(&rounded.codes).pointer(&rounded.sums);
         let args = args.pointer(&rounded.scales).word(slots);
         self.launch_experts("round_slots", [chunks, slots.div_ceil(WARPS)], args)?;
-        Ok(Some(rounded))
+        Ok(rounded)
+    }
+
+    fn slots_in_sixteen(
+        &self,
+        lists: &Lists,
+        routed: Routed,
+        x: &Tensor<Cuda>,
+        is_f16: bool,
+    ) -> Result<Sixteens> {
+        let rounded = self.sixteens(lists.pairs, x.cols(), is_f16)?;
+        let segments = x.cols().div_ceil(sixteen::SEGMENT);
+        let args = routed
+            .arg(Args::new().matrix(x))
+            .pointer(&rounded.rows)
+            .optional_pointer(rounded.factors.as_ref())
+            .word(segments);
+        let name = if is_f16 { "round_slots_f16" } else { "round_slots_bf16" };
+        self.gpu.launch(&Launch {
+            kernel: Kernel { module: "sixteen_rows", name },
+            grid: [lists.pairs as u32, segments.div_ceil(sixteen::ROUNDED) as u32, 1],
+            block: THREADS,
+            shared: 0,
+            args,
+        })?;
+        Ok(rounded)
     }
 
     /// The weighted sum of each row's experts, and the epilogue.

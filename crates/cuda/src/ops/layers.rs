@@ -53,6 +53,12 @@ pub(super) struct Rounded {
     pub scales: Tensor<Cuda>,
 }
 
+/// Rows of an input, rounded to 16 bits: whole segments of each, and of f16 a factor for each segment.
+pub(super) struct Sixteens {
+    pub rows: Tensor<Cuda>,
+    pub factors: Option<Tensor<Cuda>>,
+}
+
 /// An input of layers: rows of a tensor, or those of its rows that are named, normalized or not. It is computed, or rounded, when
 /// the first layer takes it so.
 pub(super) struct Input<'a> {
@@ -63,6 +69,8 @@ pub(super) struct Input<'a> {
     norm: Option<&'a Norm<Cuda>>,
     computed: OnceCell<Tensor<Cuda>>,
     rounded: OnceCell<Rounded>,
+    /// In bf16, and in f16.
+    sixteens: [OnceCell<Sixteens>; 2],
 }
 
 impl<'a> Part<'a> {
@@ -172,8 +180,8 @@ impl Layers<'_> {
 
 impl<'a> Input<'a> {
     pub(super) fn new(x: &'a Tensor<Cuda>, norm: Option<&'a Norm<Cuda>>) -> Input<'a> {
-        let (computed, rounded) = Default::default();
-        Input { x, indices: None, order: None, norm, computed, rounded }
+        let (computed, rounded, sixteens) = Default::default();
+        Input { x, indices: None, order: None, norm, computed, rounded, sixteens }
     }
 
     /// Rows of a tensor by their indices.
@@ -187,7 +195,11 @@ impl<'a> Input<'a> {
 
     /// The same for layers that take its columns in this order.
     pub(super) fn ordered(self, order: Option<&'a Tensor<Cuda>>) -> Input<'a> {
-        if are_same(self.order, order) { self } else { Input { order, rounded: OnceCell::new(), ..self } }
+        if are_same(self.order, order) {
+            return self;
+        }
+        let (rounded, sixteens) = Default::default();
+        Input { order, rounded, sixteens, ..self }
     }
 
     pub(super) fn rows(&self) -> usize {
@@ -196,6 +208,11 @@ impl<'a> Input<'a> {
 
     pub(super) fn cols(&self) -> usize {
         self.x.cols()
+    }
+
+    /// True if layers take its columns in another order than its own.
+    pub(super) fn has_order(&self) -> bool {
+        self.order.is_some()
     }
 
     /// True if it takes kernels of its own to compute it.
@@ -234,6 +251,16 @@ impl<'a> Input<'a> {
         }
         let rounded = b.round(self)?;
         Ok(self.rounded.get_or_init(|| rounded))
+    }
+
+    /// It, rounded to f16 or to bf16.
+    pub(super) fn sixteens(&self, b: &Cuda, is_f16: bool) -> Result<&Sixteens> {
+        let cell = &self.sixteens[usize::from(is_f16)];
+        if let Some(sixteens) = cell.get() {
+            return Ok(sixteens);
+        }
+        let sixteens = b.round_to_sixteen(self, is_f16)?;
+        Ok(cell.get_or_init(|| sixteens))
     }
 
     /// Computes what a kernel would otherwise compute when it reads rows. Columns stay where they are.

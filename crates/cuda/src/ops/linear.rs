@@ -1,11 +1,11 @@
 //! Linear layers, embedding lookup and `dequant`: whatever reads weights. The kernels are in `linear.cu` and `embed.cu`, and those
-//! of rounded input in [`products`](super::products).
+//! of rounded input in [`products`](super::products) and [`sixteen`](super::sixteen).
 
 use tallow_core::ops::{Dequant, Embed, Epilogue, Ffn, Head, Linear, LinearMany, Matmul};
 use tallow_core::{LinearWeights, Result, Tensor, Weight};
 
 use super::layers::{Input, Join, Layers, Part};
-use super::products::FEW;
+use super::products::{FEW, Products};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
@@ -101,16 +101,22 @@ impl Cuda {
     /// Products of an input with layers, in the arithmetic of this device. What a kernel for few rows does on the way, others do
     /// before for many.
     fn multiply(&self, input: &Input<'_>, layers: &Layers<'_>, out: &Tensor<Cuda>) -> Result<()> {
-        let is_few = out.rows() <= FEW;
         input.compute_if_grouped(self)?;
+        if out.is_empty() {
+            return Ok(());
+        }
+        let is_few = out.rows() <= FEW;
         match self.products_of(layers.form()) {
-            _ if out.is_empty() => Ok(()),
-            Some(module) => match input.kernel_of_few(module).filter(|_| is_few) {
+            Products::Eights(module) => match input.kernel_of_few(module).filter(|_| is_few) {
                 Some(kernel) => self.multiply_few(kernel, input, layers, out),
                 None => self.multiply_rounded(module, input, layers, out),
             },
-            None if is_few => self.multiply_exactly(input, layers, out),
-            None => {
+            Products::Sixteens(kernels) if is_few && !input.has_order() => {
+                self.multiply_few_sixteens(kernels, input, layers, out)
+            }
+            Products::Sixteens(kernels) => self.multiply_sixteens(kernels, input, layers, out),
+            Products::Exact if is_few => self.multiply_exactly(input, layers, out),
+            Products::Exact => {
                 input.compute(self)?;
                 self.multiply_exactly(input, layers, out)
             }

@@ -9,4 +9,5 @@ mod products;
 mod recurrent;
 mod rowwise;
 mod select;
+mod sixteen;
 mod stacked;

@@ -8,12 +8,12 @@ use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
-use crate::weights;
+use crate::weights::{self, Sixteen};
 
 /// Threads of a CTA.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Outputs of a panel.
-const PANEL: usize = 16;
+pub(super) const PANEL: usize = 16;
 /// Inputs that share a scale.
 const CHUNK: usize = 256;
 /// Bytes of the sums of a chunk of a row.
@@ -32,10 +32,21 @@ const SHARED_OF_FEW: usize = 26 << 10;
 const PANELS: [usize; 2] = [4, 2];
 const CTAS: usize = 512;
 /// CTAs of a launch that rounds, at most, unless there are more rows: each normalizes a row.
-const ROUNDING_CTAS: usize = 256;
+pub(super) const ROUNDING_CTAS: usize = 256;
 /// Numbers of rows that there are kernels for, and their names.
 const TILES: [(usize, &str); 4] =
     [(8, "products_8"), (16, "products_16"), (32, "products_32"), (64, "products_64")];
+
+/// Kernels of products.
+#[derive(Clone, Copy)]
+pub(super) enum Products {
+    /// With the input as it is, in `f32`.
+    Exact,
+    /// With input rounded to 8 bits: their module.
+    Eights(&'static str),
+    /// With input rounded to 16 bits.
+    Sixteens(Sixteen),
+}
 
 /// Rows of x and the kernel that multiplies them: the first of them, how many the kernel takes, and how many times.
 struct Tile {
@@ -55,15 +66,24 @@ fn tiles(rows: usize) -> impl Iterator<Item = Tile> {
     [Some(whole), last].into_iter().flatten().filter(|tile| tile.times > 0)
 }
 
+/// Panels of a CTA that rounds its input itself, of so many panels in all; `least` of them at least.
+pub(super) fn panels_of_few(all: usize, least: usize) -> usize {
+    PANELS.into_iter().find(|each| all / each > CTAS).unwrap_or(1).max(least)
+}
+
 /// Chunks whose products are in shared memory at a time, of `most` for which there is room.
 fn kept(most: usize, input: &Input<'_>) -> usize {
     most.min(input.cols().div_ceil(CHUNK).next_multiple_of(WARPS)).max(WARPS)
 }
 
 impl Cuda {
-    /// The module whose kernels multiply a weight with rounded input; `None` if it is multiplied with the input as it is.
-    pub(super) fn products_of(&self, weight: &Weight<Cuda>) -> Option<&'static str> {
-        if self.arithmetic == Arithmetic::Fast { weights::products(weight) } else { None }
+    /// The kernels that multiply a weight in this device's arithmetic.
+    pub(super) fn products_of(&self, weight: &Weight<Cuda>) -> Products {
+        if self.arithmetic != Arithmetic::Fast {
+            return Products::Exact;
+        }
+        let eights = weights::products(weight).map(Products::Eights);
+        eights.or_else(|| weights::sixteen(weight).map(Products::Sixteens)).unwrap_or(Products::Exact)
     }
 
     /// Rounds rows, and adds rows up to those that tiles read.
@@ -107,7 +127,7 @@ impl Cuda {
     ) -> Result<()> {
         let least = if layers.is_gated() { 2 } else { 1 };
         let all = least * layers.groups_of(PANEL);
-        let panels = PANELS.into_iter().find(|each| all / each > CTAS).unwrap_or(1).max(least);
+        let panels = panels_of_few(all, least);
         let of_chunk = panels * FEW * ROW + FEW * size_of::<f32>();
         let kept = kept(SHARED_OF_FEW / of_chunk / WARPS * WARPS, input);
         let args = input.arg(layers.arg(Args::new())).word(panels).word(kept);

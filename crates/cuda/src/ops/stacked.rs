@@ -1,16 +1,17 @@
-//! Products with stacks of weights: linear layers of heads, and the layers of experts. The kernels are in `stacked.cu` and
-//! `stacked_products.cuh`.
+//! Products with stacks of weights: linear layers of heads, and the layers of experts. The kernels are in `stacked.cu`,
+//! `stacked_products.cuh` and `stacked_sixteen.cuh`.
 
 use tallow_core::ops::LinearHeads;
 use tallow_core::{Activation, Arithmetic, Result, Tensor};
 
-use super::layers::Rounded;
+use super::layers::{Rounded, Sixteens};
+use super::products::Products;
 use super::rowwise::{NO_ACTIVATION, activation};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
-use crate::weights::Stacked;
+use crate::weights::{Sixteen, Stacked};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -22,8 +23,10 @@ pub(super) const SUMS: usize = 64;
 const PANEL: usize = 16;
 /// Outputs of a CTA of an exact kernel.
 const OUTPUTS: usize = 32;
-/// Panels of a CTA with rounded input.
+/// Panels of a CTA with input in 8 bits.
 const JOBS: usize = 4;
+/// Panels of a CTA with input in 16 bits, of few rows and of many.
+const PANELS: [usize; 2] = [4, 2];
 /// Rows of a CTA: few, or many. Exact kernels are for one or few.
 pub(super) const FEW: usize = 8;
 pub(super) const MANY: usize = 32;
@@ -52,14 +55,21 @@ pub(super) enum Rows<'a> {
     Heads(&'a LinearHeads<'a, Cuda>),
 }
 
+/// The input of experts slot by slot, rounded: in 8 bits, in bf16 and in f16, as their layers take it.
+#[derive(Default)]
+pub(super) struct RoundedSlots {
+    pub eights: Option<Rounded>,
+    pub sixteens: [Option<Sixteens>; 2],
+}
+
 /// Products with the weights of a stack, or of two side by side.
 pub(super) struct Product<'a> {
     pub first: &'a Stacked<'a>,
     /// The layer up, if the first is the gate.
     pub second: Option<&'a Stacked<'a>>,
     pub x: &'a Tensor<Cuda>,
-    /// The input in 8 bits. Without it, kernels that need it so round it themselves.
-    pub rounded: Option<&'a Rounded>,
+    /// What is not there is rounded by the kernels that need it so.
+    pub rounded: &'a RoundedSlots,
     /// Outputs of the gate, if the first is the layer up.
     pub gate: Option<&'a Tensor<Cuda>>,
     pub act: Option<Activation>,
@@ -68,41 +78,55 @@ pub(super) struct Product<'a> {
 }
 
 impl Cuda {
-    /// The module of the kernels that multiply such weights with rounded input; `None` if they are multiplied with the input as
-    /// it is.
-    pub(super) fn stacked_products(&self, stack: &Stacked<'_>) -> Option<&'static str> {
-        if self.arithmetic == Arithmetic::Fast { stack.products() } else { None }
+    /// The kernels that multiply such weights in this device's arithmetic.
+    pub(super) fn stacked_products(&self, stack: &Stacked<'_>) -> Products {
+        if self.arithmetic != Arithmetic::Fast {
+            return Products::Exact;
+        }
+        let eights = stack.products().map(Products::Eights);
+        eights.or_else(|| stack.sixteen().map(Products::Sixteens)).unwrap_or(Products::Exact)
     }
 
     pub(super) fn multiply_stacked(&self, product: &Product<'_>) -> Result<()> {
         let Product { first, second, rounded, rows, out, .. } = *product;
-        let module = self.stacked_products(first);
+        let products = self.stacked_products(first);
         let most = match rows {
             Rows::Routed { tile, .. } => tile,
             Rows::Heads(_) => out.rows(),
         };
-        let (name, width) = match module {
-            Some(_) if most > FEW => ("stacked_32", MANY),
-            Some(_) => ("stacked_8", FEW),
-            None if most > 1 => ("stacked_8", FEW),
-            None => ("stacked_1", 1),
+        let (name, width) = match products {
+            Products::Exact if most > 1 => ("stacked_8", FEW),
+            Products::Exact => ("stacked_1", 1),
+            _ if most > FEW => ("stacked_32", MANY),
+            _ => ("stacked_8", FEW),
         };
+        let stacks = if second.is_some() { 2 } else { 1 };
         let [y, z] = match rows {
             Rows::Routed { tiles, .. } => [tiles, most.div_ceil(width)],
             Rows::Heads(op) => [out.rows().div_ceil(width), op.weights.len()],
         };
-        let mut args = arg(first.weights_arg(Args::new()), product);
-        let (mut outputs, mut shared) = (OUTPUTS, 0);
-        if module.is_some() {
-            let (kept, bytes) = room(width, first.cols().div_ceil(CHUNK));
-            args = args
-                .optional_pointer(rounded.map(|rounded| &rounded.codes))
-                .optional_pointer(rounded.map(|rounded| &rounded.sums))
-                .optional_pointer(rounded.map(|rounded| &rounded.scales))
-                .word(kept);
-            (outputs, shared) = (PANEL * if second.is_some() { JOBS / 2 } else { JOBS }, bytes as u32);
-        }
-        let kernel = Kernel { module: module.unwrap_or("stacked"), name };
+        let args = arg(first.weights_arg(Args::new()), product);
+        let (module, outputs, shared, args) = match products {
+            Products::Exact => ("stacked", OUTPUTS, 0, args),
+            Products::Eights(module) => {
+                let (kept, bytes) = room(width, first.cols().div_ceil(CHUNK));
+                let rounded = rounded.eights.as_ref();
+                let args = args
+                    .optional_pointer(rounded.map(|rounded| &rounded.codes))
+                    .optional_pointer(rounded.map(|rounded| &rounded.sums))
+                    .optional_pointer(rounded.map(|rounded| &rounded.scales))
+                    .word(kept);
+                (module, PANEL * JOBS / stacks, bytes as u32, args)
+            }
+            Products::Sixteens(Sixteen { module, is_f16 }) => {
+                let rounded = rounded.sixteens[usize::from(is_f16)].as_ref();
+                let args = args
+                    .optional_pointer(rounded.map(|rounded| &rounded.rows))
+                    .optional_pointer(rounded.and_then(|rounded| rounded.factors.as_ref()));
+                (module, PANEL * PANELS[usize::from(width == MANY)] / stacks, 0, args)
+            }
+        };
+        let kernel = Kernel { module, name };
         let grid = [first.rows().div_ceil(outputs) as u32, y as u32, z as u32];
         self.gpu.launch(&Launch { kernel, grid, block: THREADS, shared, args })
     }
@@ -118,7 +142,7 @@ impl Cuda {
             first: weights,
             second: None,
             x: op.x,
-            rounded: None,
+            rounded: &RoundedSlots::default(),
             gate: None,
             act: None,
             rows: Rows::Heads(op),

@@ -12,9 +12,18 @@ use super::open;
 use super::products::{floats, same};
 use crate::Cuda;
 
-/// Formats whose weights are planes of each kind, and floats of 16 and 32 bits.
-const FORMATS: [Format; 7] =
-    [Format::Q4K, Format::Q6K, Format::Q8_0, Format::MXFP4, Format::Q4_1, Format::BF16, Format::F32];
+/// Formats whose weights are planes of each kind, and floats of 8, 16 and 32 bits.
+const FORMATS: [Format; 9] = [
+    Format::Q4K,
+    Format::Q6K,
+    Format::Q8_0,
+    Format::MXFP4,
+    Format::Q4_1,
+    Format::F8,
+    Format::F16,
+    Format::BF16,
+    Format::F32,
+];
 
 fn device() -> Cuda {
     let b = open(Machine::default());
@@ -178,6 +187,10 @@ fn experts_of_all_shapes_have_the_bits_of_their_layers() {
     check(&b, &plain, 96, &cases, "without gates");
     let odd = experts(&b, 5, (40, 33), &[Format::F32; 2], Format::F32);
     check(&b, &odd, 40, &cases, "odd shapes");
+    let odd = experts(&b, 5, (70, 33), &[Format::F16, Format::BF16], Format::F16);
+    check(&b, &odd, 70, &cases, "odd shapes of 16 bits");
+    let long = experts(&b, 5, (96, 1200), &[Format::BF16; 2], Format::F16);
+    check(&b, &long, 96, &cases, "many segments");
     let mut biased = experts(&b, 5, (96, 64), &[Format::MXFP4; 2], Format::MXFP4);
     let biases = [64, 64, 96].map(|cols| b.upload(&floats(8, 5 * cols), 5, cols).unwrap());
     for (e, expert) in biased.iter_mut().enumerate() {
@@ -192,7 +205,7 @@ fn experts_of_all_shapes_have_the_bits_of_their_layers() {
 fn joint_layers_are_taken_apart() {
     let b = device();
     let (dim, width, rows) = (256, 48, 4);
-    for format in [Format::Q4K, Format::BF16, Format::F32] {
+    for format in [Format::Q4K, Format::F8, Format::BF16, Format::F32] {
         let mut stacks = [Stack::new(3), Stack::new(3)];
         let expert = |e: u32| {
             let up = vec![layer(&b, e, format, (2 * width, dim), &mut stacks[0])];
@@ -213,11 +226,12 @@ fn heads_have_the_bits_of_their_layers() {
     let b = device();
     let (heads, head_dim, inputs, copied) = (5, 290, 3..259, 259..290);
     for b in [b.clone(), b.with(Arithmetic::Exact)] {
-        for format in FORMATS {
+        for format in Format::ALL {
+            let rows: &[usize] = if FORMATS.contains(&format) { &[1, 3, 8, 9, 40] } else { &[1, 9] };
             let mut stack = Stack::new(heads);
             let weights: Vec<_> =
                 (0..heads as u32).map(|h| layer(&b, h, format, (83, 256), &mut stack)).collect();
-            for rows in [1, 3, 8, 9, 40] {
+            for &rows in rows {
                 mock::seed(rows as u64);
                 let x =
                     b.upload(&floats(rows as u32, rows * heads * head_dim), rows, heads * head_dim).unwrap();

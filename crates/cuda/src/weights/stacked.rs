@@ -2,7 +2,7 @@
 
 use tallow_core::{HostWeight, LinearWeights, Result, Stack, Tensor, Weight};
 
-use super::{Layout, PANEL, Stored, arg_of_rows, lie_alike, products};
+use super::{Layout, PANEL, Sixteen, Stored, arg_of_rows, lie_alike, products, sixteen};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::kernels;
@@ -130,9 +130,15 @@ impl<'a> Stacked<'a> {
         lie_alike(self.weight, other.weight) && self.rows == other.rows
     }
 
-    /// The module of the kernels that multiply such weights with rounded input; `None` if their codes are no whole numbers.
+    /// The module of the kernels that multiply such weights with input that is rounded to 8 bits; `None` if their codes are no whole numbers.
     pub(crate) fn products(&self) -> Option<&'static str> {
         kernels::of_form("stacked", products(self.weight)?)
+    }
+
+    /// The kernels that multiply such weights with input that is rounded to 16 bits; `None` if they are no floats of 16 or 8 bits.
+    pub(crate) fn sixteen(&self) -> Option<Sixteen> {
+        let kernels = sixteen(self.weight)?;
+        Some(Sixteen { module: kernels::of_form("stacked", kernels.module)?, ..kernels })
     }
 
     /// The first as `Weights` of the kernels.

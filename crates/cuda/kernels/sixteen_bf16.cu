@@ -1,0 +1,4 @@
+// Weights in BF16.
+#include "sixteen_products.cuh"
+
+SIXTEEN(BF16S)

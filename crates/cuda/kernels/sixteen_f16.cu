@@ -1,0 +1,4 @@
+// Weights in F16.
+#include "sixteen_products.cuh"
+
+SIXTEEN(F16S)

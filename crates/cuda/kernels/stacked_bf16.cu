@@ -1,0 +1,4 @@
+// Weights in BF16.
+#include "stacked_sixteen.cuh"
+
+STACKED_SIXTEEN(BF16S)

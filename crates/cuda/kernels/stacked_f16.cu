@@ -1,0 +1,4 @@
+// Weights in F16.
+#include "stacked_sixteen.cuh"
+
+STACKED_SIXTEEN(F16S)

@@ -99,6 +99,23 @@ template <Sixteen KIND> struct SegmentOfPanel {
   }
 };
 
+// Has a segment of a panel come closer, for whoever loads it next. There may be no such segment, or no panel.
+template <Sixteen KIND> inline void prefetch_segment(const Weights& w, const Panel& panel, u32 segment) {
+  u32 k = SEGMENT * segment;
+  if (k >= w.cols || panel.outputs == 0) return;
+  const u8* at = w.at + panel.begin;
+  if (KIND == EIGHTHS_AS_BF16S) {
+    u32 rest = w.cols - k / CHUNK * CHUNK, steps = ((rest < CHUNK ? rest : CHUNK) + STEP - 1) / STEP;
+    const u8* chunk = at + (u64)(k / CHUNK) * w.chunk;
+    u32 step = k % CHUNK / STEP;
+    prefetch(chunk + 512 * step, 512 * (steps - step < 2 ? 1 : 2));
+    prefetch(chunk + 512 * steps, 4 * PANEL * steps);
+  } else {
+    u32 groups = (w.cols + 15) / 16 - MMAS * segment;
+    prefetch(at + 2048ull * segment, 512 * (groups < MMAS ? groups : MMAS));
+  }
+}
+
 // Where a lane finds the words of x for the `i`th `mma`, among those of a row's segment: the first, and how far the second is.
 template <Sixteen KIND> inline u32 word_of_x(u32 i, u32 q) { return 8 * i + (KIND == EIGHTHS_AS_BF16S ? 2 * q : q); }
 template <Sixteen KIND> inline u32 next_word_of_x() { return KIND == EIGHTHS_AS_BF16S ? 1 : 4; }
@@ -214,23 +231,28 @@ template <u32 PANELS, u32 ROWS> struct SumsOfStrands {
   }
 };
 
-// Multiplies a CTA's panels with 8 * TILES rows of x: a warp has a strand of all of them. When it writes the sums all warps are done
-// with x, so they may lie in its place.
+// Multiplies a CTA's panels with 8 * TILES rows of x: a warp has a strand of all of them, the weights of which are on their way while
+// `x` prepares. When it writes the sums all warps are done with x, so they may lie in its place.
 template <Sixteen KIND, u32 TILES, u32 MOST, class X>
 inline void multiply_strands(const Weights& w, const Panel (&panels)[MOST], X& x, SumsOfStrands<MOST, 8 * TILES>& sums) {
   u32 lane = threadIdx.x % 32, strand = threadIdx.x / 32, segments = (w.cols + SEGMENT - 1) / SEGMENT;
   float f[MOST][1][TILES][4];
 #pragma unroll
   for (u32 i = 0; i < MOST * TILES * 4; i++) f[i / (TILES * 4)][0][i / 4 % TILES][i % 4] = 0.0f;
-  u32 end = first_of(strand + 1, segments);
+  u32 begin = first_of(strand, segments), end = first_of(strand + 1, segments);
+#pragma unroll
+  for (u32 g = 0; g < MOST; g++) prefetch_segment<KIND>(w, panels[g], begin < end ? begin : segments);
+  x.prepare();
 #pragma unroll 1
-  for (u32 segment = first_of(strand, segments); segment < end; segment++) {
+  for (u32 segment = begin; segment < end; segment++) {
     // Weights are on their way while x is rounded.
     SegmentOfPanel<KIND> weights[MOST][1];
 #pragma unroll
     for (u32 g = 0; g < MOST; g++) {
       if (panels[g].outputs > 0) weights[g][0].load(w, w.at + panels[g].begin, segment, lane);
     }
+#pragma unroll
+    for (u32 g = 0; g < MOST; g++) prefetch_segment<KIND>(w, panels[g], segment + 1 < end ? segment + 1 : segments);
     x.begin(segment);
 #pragma unroll
     for (u32 g = 0; g < MOST; g++) {

@@ -5,10 +5,14 @@
 // Up to FEW rows of x as they are. A warp rounds its segments for itself.
 template <Sixteen KIND> struct FewRows {
   const Inputs& x;
-  const Moments* moments;
+  MomentsOfRows<FEW>& moments;
   u32 rows;
   u32 (&own)[FEW][SPREAD];
   float (&factors)[FEW];
+
+  inline void prepare() {
+    if (x.norm.weight) moments_of_rows(x, 0, rows, moments);
+  }
 
   inline void begin(u32 segment) {
     NormOfSegment norm;
@@ -19,7 +23,7 @@ template <Sixteen KIND> struct FewRows {
     for (u32 first = 0; first < rows; first += 2) {
       u32 r = first + threadIdx.x % 32 / 16, at = threadIdx.x % 16;
       float values[4], factor;
-      load_segment<false>(x, x.row(r, rows), moments[r], norm, segment, values);
+      load_segment<false>(x, x.row(r, rows), moments.of[r], norm, segment, values);
       TwoWords two = round_segment<KIND == F16S>(values, factor);
       ((TwoWords*)own[r])[at] = two;
       if (KIND == F16S && at == 0) factors[r] = factor;
@@ -40,6 +44,8 @@ template <Sixteen KIND> struct FewRows {
 template <Sixteen KIND> struct ManyRows {
   const RoundedRows& x;
   u32 first, segments, segment;
+
+  inline void prepare() {}
 
   inline void begin(u32 at) { segment = at; }
 
@@ -95,8 +101,7 @@ template <Sixteen KIND> inline void multiply_few_rows(const Layers& layers, cons
   if (lane < FEW) factors[warp][lane] = 0.0f;
   if (threadIdx.x < FEW) moments.of[threadIdx.x] = {0.0f, 0.0f};
   __syncthreads();
-  if (x.norm.weight) moments_of_rows(x, 0, rows, moments);
-  FewRows<KIND> own = {x, moments.of, rows, rounded[warp], factors[warp]};
+  FewRows<KIND> own = {x, moments, rows, rounded[warp], factors[warp]};
   multiply_layers<KIND, 1, MOST_PANELS>(layers, own, 0, panels, finish);
 }
 
@@ -231,8 +236,9 @@ inline void multiply_tile(const Layers& layers, const RoundedRows& x, const Fini
   }
 
 // The kernels of a kind: for up to 8 rows of x as they are, for 16 and 32 rows of rounded x, and for tiles of 64.
+// The first reads weights as fast as it can, for which a multiprocessor should have two CTAs of it.
 #define SIXTEEN(kind)                                                       \
-  extern "C" __global__ void __launch_bounds__(WIDTH, 1)                    \
+  extern "C" __global__ void __launch_bounds__(WIDTH, 2)                    \
       sixteen_few(Layers layers, Inputs x, u32 panels, Finish finish) {     \
     multiply_few_rows<kind>(layers, x, panels, finish);                     \
   }                                                                         \

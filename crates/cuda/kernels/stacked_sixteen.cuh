@@ -25,6 +25,8 @@ template <Sixteen KIND, u32 ROWS> struct TaskRows {
   SegmentOfRows<ROWS>& own;
   u32 cols;
 
+  inline void prepare() {}
+
   inline void begin(u32 segment) {
     u32 at = threadIdx.x % 16, segments = (cols + SEGMENT - 1) / SEGMENT;
     // All lanes are done with the segment before.

@@ -106,8 +106,9 @@ fn blocks_have_the_bits_of_their_layers() {
 #[test]
 fn layers_take_the_launches_of_those_in_order() {
     let [fast, exact] = &both();
-    use Format::{BF16, Q4_0, Q8_0, Q8K, U4G128};
-    let of_fast = [Q4_0, U4G128, Q8_0, Q8K, BF16].map(|format| (fast, format));
+    // No file has 16-bit weights in another order: their input is rounded before.
+    use Format::{F32, Q4_0, Q8_0, Q8K, U4G128};
+    let of_fast = [Q4_0, U4G128, Q8_0, Q8K, F32].map(|format| (fast, format));
     for (b, format) in of_fast.into_iter().chain([(exact, Q8_0)]) {
         let order = &order(b, 29, 256);
         let plain = [1, 1, 2].map(|i| layer(b, format, 256 * i, 256, true));

@@ -50,14 +50,26 @@ const ATTEND: usize = 3;
 /// `tests/attention.rs` runs them in several.
 const ORDERS: u64 = 3;
 
+/// How tensor cores have queries and weights rounded: to bf16 with a cache of that, otherwise to f16.
+fn attends(dtype: DType) -> Loose {
+    match dtype {
+        DType::F32 => Loose::Exact,
+        DType::BF16 => Loose::Each(1.0 / 256.0),
+        _ => Loose::Each(1.0 / 2048.0),
+    }
+}
+
 /// Runs conformance cases. Each result has memory of its own, so that reads of what nobody wrote are found.
 fn conforms(suite: Suite, seed: u64, takes: impl Fn(&str) -> bool) {
     let b = open(Machine::default()).with(suite.arithmetic);
     b.gpu.stop_reuse();
     let (mut failed, mut ran) = (Vec::new(), 0);
     let (sizes, every_row) = if tallow_support::ci() { (usize::MAX, true) } else { (2, false) };
-    // Attention is in f32, whatever the cache's type.
-    let suite = Suite { sizes, every_row, attends: |_| Loose::Exact, ..suite };
+    let attends: fn(DType) -> Loose = match suite.arithmetic {
+        Arithmetic::Exact => |_| Loose::Exact,
+        Arithmetic::Fast => attends,
+    };
+    let suite = Suite { sizes, every_row, attends, ..suite };
     for case in cases::<Cuda>().iter().filter(|case| takes(case.name)) {
         ran += 1;
         let is_long = APART[ATTEND].contains(&case.name) || APART[ATTEND + 1].contains(&case.name);
@@ -135,6 +147,16 @@ fn conformance_of_fast_blocks() {
     fast_conforms(10, &["ffn"], Suite { formats: &ROUNDED, ..fast() });
     fast_conforms(10, &["ffn"], Suite { formats: &ROUNDED_OTHERWISE, ..Suite::fast(1.6e-2) });
     fast_conforms(10, &["moe", "moe_alone"], fast());
+}
+
+#[test]
+fn conformance_of_fast_attention() {
+    fast_conforms(11, APART[ATTEND]);
+}
+
+#[test]
+fn conformance_of_fast_attention_alone() {
+    fast_conforms(12, APART[ATTEND + 1]);
 }
 
 #[test]

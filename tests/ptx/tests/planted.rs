@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests and what they share")]
 
-use half::bf16;
+use half::{bf16, f16};
 use tallow_ptx::{Device, Error, Launch, Module, Trouble};
 
 const ROWWISE: &str = include_str!("../../../crates/cuda/ptx/rowwise.ptx");
 const ATTENTION: &str = include_str!("../../../crates/cuda/ptx/attention.ptx");
 const SIXTEEN: &str = include_str!("../../../crates/cuda/ptx/sixteen_bf16.ptx");
+const ATTENTION_F16: &str = include_str!("../../../crates/cuda/ptx/attention_f16.ptx");
 
 /// A kernel's text within a module, changed.
 fn changed(text: &str, kernel: &str, change: &dyn Fn(&mut Vec<String>)) -> String {
@@ -153,23 +154,42 @@ fn gather(text: &str, seed: u64) -> Result<(), Found> {
     Ok(())
 }
 
-/// Attention of one query to 600 positions in three units, which the last of three CTAs merges.
+/// Over a cache of f32.
 fn attend(text: &str, seed: u64) -> Result<(), Found> {
+    attend_over(text, 0, seed)
+}
+
+/// Over a cache of f16, by tensor cores.
+fn attend_by_mma(text: &str, seed: u64) -> Result<(), Found> {
+    attend_over(text, 1, seed)
+}
+
+/// Attention of one query to 600 positions in three units, which the last of three CTAs merges. All numbers are whole in f16; but
+/// the one kernel computes in f32, and that for f16 rounds weights.
+fn attend_over(text: &str, cache_type: u32, seed: u64) -> Result<(), Found> {
     let module = Module::new(text)?;
     let kernel = module.kernel("attend")?;
     let (dim, len, page, pages) = (64usize, 600u32, 256u32, 3u32);
     let wide = page * dim as u32;
-    let (q, k, v) =
-        (numbers(dim, 5), numbers((pages * wide) as usize, 6), numbers((pages * wide) as usize, 7));
+    let [q, k, v] = [(dim, 5), ((pages * wide) as usize, 6), ((pages * wide) as usize, 7)].map(
+        |(count, seed)| -> Vec<f32> {
+            numbers(count, seed).into_iter().map(|x| f16::from_f32(x).to_f32()).collect()
+        },
+    );
+    let cached = |x: &[f32]| match cache_type {
+        0 => bytes(x),
+        _ => x.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+    };
+    let tolerance = if cache_type == 0 { 1e-5 } else { 5e-4 };
     let mut device = Device::default();
-    let [q_at, k_at, v_at] = [&q, &k, &v].map(|x| up(&mut device, &bytes(x)));
+    let [q_at, k_at, v_at] = [bytes(&q), cached(&k), cached(&v)].map(|x| up(&mut device, &x));
     let lists: [&[u32]; 4] = [&[0, 1], &[len], &[2, 0, 1], &[0]];
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
     let [starts, lens, table, arrivals] = lists.map(|list| up(&mut device, &words(list)));
     let (out, parts) = (device.alloc(4 * dim), device.alloc(4 * 3 * (dim + 2)));
     let mut parameters = matrix(q_at, 1, dim as u32, dim as u32);
     parameters.extend([k_at, v_at].into_iter().flat_map(|at| matrix(at, pages, wide, wide)));
-    parameters.extend(words(&[0, page, 1, dim as u32]));
+    parameters.extend(words(&[cache_type, page, 1, dim as u32]));
     parameters.extend([starts, lens].into_iter().flat_map(u64::to_le_bytes));
     parameters.extend(matrix(table, 1, pages, pages));
     parameters.extend(words(&[1, u32::MAX, u32::MAX, 1, 1, 1f32.to_bits(), 0, 0]));
@@ -201,7 +221,7 @@ fn attend(text: &str, seed: u64) -> Result<(), Found> {
     }
     let is_right = result.chunks(4).zip(sums).all(|(got, sum)| {
         let got = f32::from_le_bytes(got.try_into().unwrap());
-        (f64::from(got) - sum / total).abs() < 1e-5
+        (f64::from(got) - sum / total).abs() < tolerance
     });
     if is_right && count == [0; 4] { Ok(()) } else { Err(Found::Wrong) }
 }
@@ -283,6 +303,7 @@ fn the_kernels_as_they_are_have_no_bug() {
         assert_eq!(gather(ROWWISE, seed), Ok(()), "seed {seed}");
         assert_eq!(attend(ATTENTION, seed), Ok(()), "seed {seed}");
         assert_eq!(multiply(SIXTEEN, seed), Ok(()), "seed {seed}");
+        assert_eq!(attend_by_mma(ATTENTION_F16, seed), Ok(()), "seed {seed}");
     }
 }
 
@@ -475,6 +496,43 @@ fn planted_bugs_of_copies_under_way_are_found() {
         ),
     ];
     all_are_found((SIXTEEN, "sixteen_64"), multiply, &bugs);
+}
+
+/// Two registers of an `mma`'s factors in each other's place: the first four are of rows, the others of positions or columns.
+fn swapped(mma: usize, one: usize, other: usize) -> impl Fn(&mut Vec<String>) {
+    move |lines| {
+        let at = line(lines, "mma.sync", mma);
+        let parts = lines[at].split(|c: char| !c.is_alphanumeric() && c != '%');
+        let registers: Vec<&str> = parts.filter(|part| part.starts_with("%r")).collect();
+        let (a, b) = (registers[one], registers[other]);
+        lines[at] = lines[at].replace(a, "%other").replace(b, a).replace("%other", b);
+    }
+}
+
+#[test]
+fn planted_bugs_of_fragments_are_found() {
+    let is_wrong: fn(&Found) -> bool = |found| *found == Found::Wrong;
+    let bugs: Vec<Bug> = vec![
+        // The query is the first of 16 rows; the others are zeros.
+        ("a query's elements in the wrong rows", Box::new(swapped(0, 0, 1)), is_wrong),
+        ("a query's elements in the wrong order", Box::new(swapped(0, 0, 2)), is_wrong),
+        ("a key's elements in the wrong order", Box::new(swapped(0, 4, 5)), is_wrong),
+        ("weights of the wrong positions", Box::new(swapped(8, 0, 2)), is_wrong),
+        ("values of the wrong positions", Box::new(swapped(8, 4, 5)), is_wrong),
+        (
+            "no barrier before warps read each other's largest scores",
+            Box::new(without("bar.sync", 1)),
+            |found| {
+                is_race(found)
+                    || matches!(found, Found::Fault(Trouble::Unwritten { what: "shared memory", .. }))
+            },
+        ),
+        ("no barrier before the sums of warps are added", Box::new(without("bar.sync", 4)), |found| {
+            is_race(found) || matches!(found, Found::Fault(Trouble::Unwritten { what: "shared memory", .. }))
+        }),
+        ("no barrier before they are written again", Box::new(without("bar.sync", 5)), is_race),
+    ];
+    all_are_found((ATTENTION_F16, "attend"), attend_by_mma, &bugs);
 }
 
 /// Each bug is found in one of ten orders.

@@ -6,7 +6,23 @@ use super::{Entry, Module};
 pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "attention",
-        entries: &[Entry { name: "attend", parameters: 232, threads: 256, shared: 41729 }],
+        entries: &[Entry { name: "attend", parameters: 232, threads: 256, shared: 41732 }],
+    },
+    Module {
+        name: "attention_bf16",
+        entries: &[Entry { name: "attend", parameters: 232, threads: 256, shared: 43588 }],
+    },
+    Module {
+        name: "attention_f16",
+        entries: &[Entry { name: "attend", parameters: 232, threads: 256, shared: 43588 }],
+    },
+    Module {
+        name: "attention_f8",
+        entries: &[Entry { name: "attend", parameters: 232, threads: 256, shared: 46212 }],
+    },
+    Module {
+        name: "attention_i8",
+        entries: &[Entry { name: "attend", parameters: 232, threads: 256, shared: 46212 }],
     },
     Module { name: "cache", entries: &[Entry { name: "kv_write", parameters: 120, threads: 32, shared: 0 }] },
     Module { name: "embed", entries: &[Entry { name: "embed", parameters: 112, threads: 256, shared: 0 }] },

@@ -5,7 +5,9 @@
 //! codes of the page.
 
 use tallow_core::ops::{Attend, KvWrite, LatentWrite, QkvPrep, Rope};
-use tallow_core::{AttnSpec, DType, Heads, Memory, Norm, Result, RopePairs, RopeTable, StepPlan, Tensor};
+use tallow_core::{
+    Arithmetic, AttnSpec, DType, Heads, Memory, Norm, Result, RopePairs, RopeTable, StepPlan, Tensor,
+};
 
 use crate::args::Args;
 use crate::device::{ARRIVALS, Cuda};
@@ -15,11 +17,28 @@ use crate::ops::rowwise::{WARP_NORM, WARPS, norm};
 
 /// Threads of a CTA (`WIDTH` in `kernels/common.cuh`).
 const WIDTH: u32 = 256;
-/// Query rows of a CTA, and positions of a unit (`ROWS` and `UNIT` in `kernels/attention.cu`).
+/// Query rows of a CTA, and positions of a unit (`ROWS` and `UNIT` in `kernels/attention.cuh`).
 const ROWS: usize = 16;
 const UNIT: usize = 256;
 /// Most bytes of scratch for what is then left to merge.
 const SPREAD: usize = 64 << 20;
+
+/// Widest heads that tensor cores take (`MOST_DIM` in `kernels/attention_mma.cuh`).
+const MOST_DIM: usize = 576;
+
+/// The module whose `attend` reads a cache: in [`Arithmetic::Fast`] there is one for each type of 16 or 8 bits.
+fn attention(arithmetic: Arithmetic, dtype: DType, dim: usize) -> &'static str {
+    if arithmetic == Arithmetic::Exact || dim > MOST_DIM {
+        return "attention";
+    }
+    match dtype {
+        DType::F16 => "attention_f16",
+        DType::BF16 => "attention_bf16",
+        DType::I8 => "attention_i8",
+        DType::F8 => "attention_f8",
+        _ => "attention",
+    }
+}
 
 /// A cache's `Layout` in the kernels.
 fn layout(args: Args, dtype: DType, heads: Heads, plan: &StepPlan<Cuda>) -> Args {
@@ -119,7 +138,8 @@ impl Cuda {
             .matrix(out)
             .optional_pointer(parts.as_ref())
             .pointer(&self.arrivals);
-        let kernel = Kernel { module: "attention", name: "attend" };
+        let module = attention(self.arithmetic, op.kv.k.dtype(), heads.dim);
+        let kernel = Kernel { module, name: "attend" };
         let grid = [blocks, heads.kv, if spread { units } else { 1 }].map(|n| n as u32);
         self.gpu.launch(&Launch { kernel, grid, block: WIDTH, shared: 0, args })
     }

@@ -1,7 +1,7 @@
 //! Ops that are one launch have the bits of those that they are composed of; and attention of many units those of one CTA that has
 //! all of them.
 
-use tallow_core::ops::{Attend, CausalConv, Copy, LatentWrite, Normalize, QkvPrep};
+use tallow_core::ops::{Attend, CausalConv, Copy, KvWrite, LatentWrite, Normalize, QkvPrep};
 use tallow_core::{
     AttnSpec, Backend, DType, Heads, LayerKv, Memory, Norm, NormKind, PageTable, QkNorm, RopePairs,
     RopeTable, Span, StateRows, Step, StepPlan, Tensor, compose,
@@ -12,6 +12,7 @@ use super::open;
 use super::products::{floats, same};
 use crate::Cuda;
 use crate::args::Args;
+use crate::device::ARRIVALS;
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
 
@@ -217,24 +218,38 @@ fn spec(window: Option<usize>, sinks: Option<Tensor<Cuda>>) -> AttnSpec<Cuda> {
     AttnSpec { scale: 0.3, window, chunk: None, softcap: None, sinks, bias: None, causal: true }
 }
 
-/// Attention of tokens of one sequence, of which `copies` are in the step, in pages of 256: their results, one after another.
+/// Attention of tokens of one sequence, in pages of 256, in a step with so many sequences of one token.
 fn attention(
     b: &Cuda,
     spec: &AttnSpec<Cuda>,
     kv: LayerKv<'_, Cuda>,
     heads: Heads,
-    [start, rows, copies]: [usize; 3],
+    [start, rows, others]: [usize; 3],
 ) -> Vec<f32> {
-    let pages: PageTable = (0..kv.k.rows() as u32).collect();
-    let spans = vec![Span { rows, start, pages }; copies];
-    let tokens = vec![0; rows * copies];
+    let mut spans = vec![Span { rows: 1, start: 0, pages: PageTable::from(vec![0]) }; others];
+    spans.insert(0, Span { rows, start, pages: (0..kv.k.rows() as u32).collect() });
+    let tokens = vec![0; rows + others];
     let plan = StepPlan::new(b, Step { tokens, spans, page_len: 256, ..Step::default() }).unwrap();
-    let q = floats(9, rows * heads.q_cols()).repeat(copies);
-    let q = b.upload(&q, rows * copies, heads.q_cols()).unwrap();
+    let q = floats(9, (rows + others) * heads.q_cols());
+    let q = b.upload(&q, rows + others, heads.q_cols()).unwrap();
     let (out, launches) = counted(b, || b.run(Attend { q: &q, heads, spec, kv, plan: &plan }));
     assert_eq!(launches, 1);
     assert!(b.download::<u32>(&b.arrivals).unwrap().iter().all(|count| *count == 0));
-    b.download::<f32>(&out).unwrap()
+    b.download::<f32>(&out.row_range(0..rows)).unwrap()
+}
+
+/// Keys and values of so many positions, in pages of 256.
+fn filled(b: &Cuda, heads: Heads, dtype: DType, len: usize) -> [Tensor<Cuda>; 2] {
+    let pages = len.div_ceil(256);
+    let caches = [0, 1].map(|_| b.zeros(dtype, pages, 256 * heads.cache_cols(dtype)).unwrap());
+    let spans = vec![Span { rows: len, start: 0, pages: (0..pages as u32).collect() }];
+    let plan =
+        StepPlan::new(b, Step { tokens: vec![0; len], spans, page_len: 256, ..Step::default() }).unwrap();
+    let [k, v] =
+        [1, 2].map(|seed| b.upload(&floats(seed, len * heads.kv_cols()), len, heads.kv_cols()).unwrap());
+    let kv = LayerKv { k: &caches[0], v: Some(&caches[1]) };
+    b.run(KvWrite { k: &k, v: Some(&v), heads, kv, plan: &plan }).unwrap();
+    caches
 }
 
 /// In a step of few CTAs each does a unit, and the last to finish merges; with more sequences in the step a CTA does all units.
@@ -249,25 +264,17 @@ fn attention_in_units_is_one_launch_with_the_same_bits() {
         (Heads { q: 6, kv: 2, dim: 20 }, 1100, 3, Some(332), true),
         (Heads { q: 4, kv: 4, dim: 6 }, 40, 2, None, false),
     ] {
-        let numbers = |seed| {
-            b.upload(
-                &floats(seed, len.next_multiple_of(256) * heads.kv_cols()),
-                len.div_ceil(256),
-                256 * heads.kv_cols(),
-            )
-            .unwrap()
-        };
-        let (k, v) = (numbers(1), numbers(2));
-        let kv = LayerKv { k: &k, v: Some(&v) };
-        let sinks = has_sinks.then(|| b.upload_row(&floats(3, heads.q)).unwrap());
-        let (spec, copies) = (spec(window, sinks), 128_usize.div_ceil(heads.kv));
-        let want = attention(&b, &spec, kv, heads, [len - tokens, tokens, copies]);
-        let width = want.len() / copies;
-        want.chunks(width).for_each(|copy| same(copy, &want[..width], || "a copy".into()));
-        for seed in 0..5 {
-            mock::seed(seed);
-            let got = attention(&b, &spec, kv, heads, [len - tokens, tokens, 1]);
-            same(&got, &want[..width], || format!("{heads:?}, {len} positions, seed {seed}"));
+        for dtype in TYPES {
+            let [k, v] = filled(&b, heads, dtype, len);
+            let kv = LayerKv { k: &k, v: Some(&v) };
+            let sinks = has_sinks.then(|| b.upload_row(&floats(3, heads.q)).unwrap());
+            let spec = spec(window, sinks);
+            let want = attention(&b, &spec, kv, heads, [len - tokens, tokens, ARRIVALS]);
+            for seed in 0..5 {
+                mock::seed(seed);
+                let got = attention(&b, &spec, kv, heads, [len - tokens, tokens, 0]);
+                same(&got, &want, || format!("{heads:?}, {dtype:?}, {len} positions, seed {seed}"));
+            }
         }
     }
 }

@@ -151,12 +151,12 @@ fn conformance_of_fast_blocks() {
 
 #[test]
 fn conformance_of_fast_attention() {
-    fast_conforms(11, APART[ATTEND]);
+    fast_conforms(11, APART[ATTEND], fast());
 }
 
 #[test]
 fn conformance_of_fast_attention_alone() {
-    fast_conforms(12, APART[ATTEND + 1]);
+    fast_conforms(12, APART[ATTEND + 1], fast());
 }
 
 #[test]

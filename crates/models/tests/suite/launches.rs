@@ -20,7 +20,7 @@ use tallow_ptx::mock::Machine;
 use tallow_support::{ENCODERS, golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 
-use crate::goldens::cuda_of;
+use crate::devices::cuda_of;
 
 /// One model of each family and of each variant within a family.
 const MODELS: [&str; 35] = [

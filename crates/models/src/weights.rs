@@ -50,6 +50,8 @@ pub struct Weights<'a, B: Backend> {
     targets: Vec<Target>,
     /// The tensor whose absence was the last error, and its shape.
     missing: Option<(String, Vec<usize>)>,
+    /// The last order of inputs (act-order) on the device: layers over one input name the same, one after another.
+    order: Option<(Vec<u32>, Tensor<B>)>,
     done: usize,
     total: usize,
     progress: Progress<'a>,
@@ -133,7 +135,7 @@ pub(crate) struct Common {
 impl<'a, B: Backend> Weights<'a, B> {
     pub(crate) fn new(b: &'a B, source: Source<'a>, progress: Progress<'a>) -> Weights<'a, B> {
         let (used, targets, total) = (BTreeSet::new(), Vec::new(), source.bytes());
-        Weights { b, source, used, targets, missing: None, done: 0, total, progress }
+        Weights { b, source, used, targets, missing: None, order: None, done: 0, total, progress }
     }
 
     /// The device that weights are loaded onto.
@@ -376,8 +378,20 @@ impl<'a, B: Backend> Weights<'a, B> {
         let weight = HostWeight { tensor: Some(&self.id(name, (0, 1), cols)), ..weight };
         let weight = self.prepare(weight, stack).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
-        let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
+        let order = order.map(|order| self.order(order)).transpose()?;
         Ok(LinearWeights { weight: LinearWeight::new(weight, order), bias: None, lora_target: None })
+    }
+
+    /// An order of inputs on the device: [1, inputs]
+    fn order(&mut self, order: Vec<u32>) -> Result<Tensor<B>> {
+        if let Some((last, on_device)) = &self.order
+            && *last == order
+        {
+            return Ok(on_device.clone());
+        }
+        let on_device = self.b.upload_row(&order)?;
+        self.order = Some((order, on_device.clone()));
+        Ok(on_device)
     }
 
     /// A linear layer with a single output; some files store its weight as a vector.

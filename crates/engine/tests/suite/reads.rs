@@ -1,10 +1,16 @@
 //! Reads of a step from the device: one per step, with only the values that are needed, and a row by itself where the
 //! candidates turn out not to be enough.
 
-use crate::common::{faulty, model, runner};
-use tallow_engine::runner::{Outcome, SampleInput};
+use std::ops::ControlFlow;
+
+use crate::common::{cuda, faulty, model, runner};
+use tallow_core::DType;
+use tallow_engine::kv_cache::KvShape;
+use tallow_engine::runner::{Outcome, Runner, SampleInput};
 use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
 use tallow_engine::scheduler::{Batch, BatchPart, LogitsRows, SeqId};
+use tallow_models::decoder::Decoder;
+use tallow_ptx::mock;
 
 const VOCAB: usize = 96;
 /// Candidates of a row.
@@ -206,4 +212,42 @@ fn a_step_without_outputs_reads_nothing() {
     ]);
     assert_eq!(tokens(&outcomes), [None; 3]);
     assert!(reads.is_empty(), "{reads:?}");
+}
+
+/// Steps of many sequences, each sampled as the server does by default, on a device whose copies to the host are counted.
+/// Returns for each step the reads and the copies.
+fn usual_steps_on_cuda(logit_scale: f32) -> [(usize, u64); 3] {
+    const SEQUENCES: u32 = 256;
+    let (b, mut model) = (cuda(), model());
+    model.spec.logit_scale = logit_scale;
+    let decoder = Decoder::load(&b, &model, 128, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let pages = SEQUENCES as usize;
+    let shape = KvShape { dtype: DType::F16, page_len: 4, pages, swa_pages: 0, state_rows: 0 };
+    let runner = Runner::new(b, decoder, shape).unwrap();
+    let sampling = |seed| Sampling { seed, ..Sampling::default() };
+    let samplers: Vec<_> = (0..u64::from(SEQUENCES)).map(|seed| Sampler::new(sampling(seed), &[])).collect();
+    let asked = |sampler| SampleInput { sampler, prompt: &[], input: None };
+    let asked: Vec<SampleInput<'_>> = samplers.iter().map(asked).collect();
+    [0, 1, 2].map(|start| {
+        let part = |i: u32| {
+            let tokens = vec![20 + (7 * i + start as u32) % 70];
+            let id = SeqId(u64::from(i));
+            BatchPart { start, ..BatchPart::new(id, tokens, vec![i].into(), LogitsRows::Last) }
+        };
+        let batch = Batch { parts: (0..SEQUENCES).map(part).collect() };
+        let counted = || (runner.backend().counts().reads, mock::calls("cuMemcpyDtoHAsync_v2"));
+        let before = counted();
+        let outcomes = runner.run(&batch, &asked).unwrap();
+        assert!(tokens(&outcomes).iter().all(Option::is_some));
+        let after = counted();
+        (after.0 - before.0, after.1 - before.1)
+    })
+}
+
+#[test]
+fn usual_sampling_of_many_on_cuda_reads_no_row() {
+    // Logits far apart, as a trained model has them. The values, the tokens and the mass of the others are all that is read.
+    assert_eq!(usual_steps_on_cuda(64.0), [(1, 3); 3]);
+    // Of random weights they are close to each other, and some tokens are drawn from behind the candidates.
+    assert!(usual_steps_on_cuda(1.0).iter().all(|(reads, _)| *reads > 1));
 }

@@ -53,7 +53,7 @@ impl<'a, B: Backend> Weights<'a, B> {
             matrix.write(order.as_deref(), &mut bytes);
             let weights = self.part_weights((stored, name), (matrix.format(), &bytes), parts, shape)?;
             self.loaded(name, stored)?;
-            let order = order.map(|order| self.b.upload_row(&order)).transpose()?;
+            let order = order.map(|order| self.order(order)).transpose()?;
             let layer = |weight| LinearWeights {
                 weight: LinearWeight::new(weight, order.clone()),
                 bias: None,

@@ -16,7 +16,7 @@ use tallow_models::decoder::Decoder;
 use tallow_support::{DECODERS, Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
-use crate::goldens::cuda;
+use crate::devices::cuda;
 
 const PAGE: usize = 16;
 /// Tolerance of the GPU, as a multiple of the CPU's.

@@ -11,7 +11,7 @@ use tallow_models::spec::encoder::Pooling;
 use tallow_support::{ENCODERS, Golden, golden, json, minilm, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};
 
-use crate::goldens::cuda;
+use crate::devices::cuda;
 
 /// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;

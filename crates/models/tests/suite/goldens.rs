@@ -5,17 +5,15 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tallow_convert::Conversion;
-use tallow_core::{Arithmetic, Backend, DType, Span, StateRows, Step, StepPlan, Tensor};
-use tallow_cpu::{Cpu, Isa};
-use tallow_cuda::{Cuda, devices_through};
+use tallow_core::{Backend, DType, Span, StateRows, Step, StepPlan, Tensor};
 use tallow_models::Model;
 use tallow_models::blocks::cache::LayerCache;
 use tallow_models::decoder::Decoder;
 use tallow_models::spec::rope::Scaling;
-use tallow_ptx::mock;
 use tallow_quant::Format;
-use tallow_support::{DECODERS, Golden, golden, json, needed, tensors, with_tensors};
-use tallow_wgpu::{Wgpu, devices};
+use tallow_support::{DECODERS, Golden, golden, json, tensors, with_tensors};
+
+use crate::devices::{cpu, cuda, gpu};
 
 /// A decoder with a KV cache for one sequence.
 struct Runner<'a, B: Backend> {
@@ -30,33 +28,6 @@ struct Runner<'a, B: Backend> {
 const PAGE: usize = 16;
 /// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;
-
-pub(crate) fn cpu() -> Cpu {
-    cpu_with(Isa::best())
-}
-
-pub(crate) fn cpu_with(isa: Isa) -> Cpu {
-    Cpu::new(isa, 2).unwrap().with(Arithmetic::Exact)
-}
-
-/// The GPU that tests run on, possibly a software implementation.
-pub(crate) fn gpu() -> Option<Wgpu> {
-    Some(Wgpu::open(needed("Vulkan or Metal device", devices().first())?).unwrap())
-}
-
-/// A GPU whose driver is an interpreter of the kernels.
-pub(crate) fn cuda() -> Cuda {
-    // Reads of memory that nobody wrote are faults there.
-    cuda_of(mock::Machine::default())
-}
-
-/// The same of some machine.
-pub(crate) fn cuda_of(machine: mock::Machine) -> Cuda {
-    mock::set(machine);
-    // SAFETY: its functions have the types of the driver's, and do the same.
-    let found = unsafe { devices_through(&mock::symbol) }.unwrap();
-    Cuda::open(&found[0]).unwrap().with(Arithmetic::Exact)
-}
 
 impl<'a, B: Backend> Runner<'a, B> {
     fn new(b: &'a B, model: &Model, context: usize) -> Runner<'a, B> {

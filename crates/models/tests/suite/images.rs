@@ -16,7 +16,7 @@ use tallow_models::spec::encoder::{PatchSpec, Pooling};
 use tallow_support::{Golden, golden, image_encoder, json, needed, only_tensors, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
-use crate::goldens::cuda;
+use crate::devices::cuda;
 
 const BOTH: [&str; 2] = ["clip", "siglip"];
 

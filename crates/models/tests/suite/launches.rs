@@ -20,7 +20,7 @@ use tallow_ptx::mock::Machine;
 use tallow_support::{ENCODERS, golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 
-use crate::goldens::cuda_of;
+use crate::devices::cuda_of;
 
 /// One model of each family and of each variant within a family.
 const MODELS: [&str; 35] = [
@@ -234,6 +234,20 @@ fn launch_table_of_cuda() {
         assert_eq!(reads, 1);
         text
     });
+}
+
+/// Layers that name one order of inputs (act-order) share it, and take the launches of those in order. The golden's gates
+/// and ups name two, and so two launches and one for the activation take the place of one.
+#[test]
+fn act_order_costs_no_launches_on_cuda() {
+    let b = cuda_of(Machine { zeroes: true, ..Machine::default() }).with(Arithmetic::Fast);
+    let took = |name| {
+        let model = Model::open(&golden(name)).unwrap();
+        let (before, after) = decode(&b, &model, Cuda::counts);
+        (after.launches - before.launches, model.spec.layers.len())
+    };
+    let (in_order, layers) = took("quant/gptq-4bit-g32-sym");
+    assert_eq!(took("quant/gptq-4bit-g32-actorder"), (in_order + 2 * layers, layers));
 }
 
 /// Upper bound of a layer's launches on CUDA in a step of up to 8 tokens: 6 for a dense layer, 9 with the gated delta rule, 12 for a

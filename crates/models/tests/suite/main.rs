@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod adapters;
+mod devices;
 mod encoders;
 mod gguf_encoders;
 mod goldens;

@@ -10,7 +10,8 @@ use tallow_models::decoder::Decoder;
 use tallow_models::mtp::Hidden;
 use tallow_support::{golden, only_tensors, with_tensors};
 
-use crate::goldens::{Case, cpu, cpu_with, cuda, distance, gpu};
+use crate::devices::{cpu, cpu_with, cuda, gpu};
+use crate::goldens::{Case, distance};
 
 const PAGE: usize = 16;
 

@@ -14,7 +14,7 @@ use tallow_models::seq2seq::{Seq2Seq, Seq2SeqModel};
 use tallow_support::{Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
-use crate::goldens::cuda;
+use crate::devices::cuda;
 
 /// Tolerance of the GPU, as a multiple of the CPU's.
 const GPU: f32 = 4.0;

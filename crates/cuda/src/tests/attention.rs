@@ -3,8 +3,8 @@
 
 use tallow_core::ops::{Attend, CausalConv, Copy, KvWrite, LatentWrite, Normalize, QkvPrep};
 use tallow_core::{
-    AttnSpec, Backend, DType, Heads, LayerKv, Memory, Norm, NormKind, PageTable, QkNorm, RopePairs,
-    RopeTable, Span, StateRows, Step, StepPlan, Tensor, compose,
+    Arithmetic, AttnSpec, Backend, DType, Heads, LayerKv, Memory, Norm, NormKind, PageTable, QkNorm,
+    RopePairs, RopeTable, Span, StateRows, Step, StepPlan, Tensor, compose,
 };
 use tallow_ptx::mock::{self, Machine};
 
@@ -276,6 +276,28 @@ fn attention_in_units_is_one_launch_with_the_same_bits() {
                 same(&got, &want, || format!("{heads:?}, {dtype:?}, {len} positions, seed {seed}"));
             }
         }
+    }
+}
+
+/// In `Arithmetic::Fast` tensor cores round queries and weights, unless the cache is of f32 or heads are wider than they take.
+#[test]
+fn fast_attention_is_by_tensor_cores() {
+    for (dtype, dim, rounds) in [
+        (DType::F32, 16, false),
+        (DType::F16, 584, false),
+        (DType::F16, 576, true),
+        (DType::BF16, 16, true),
+        (DType::I8, 16, true),
+        (DType::F8, 16, true),
+    ] {
+        let heads = Heads { q: 4, kv: 2, dim };
+        let [exact, fast] = [Arithmetic::Exact, Arithmetic::Fast].map(|arithmetic| {
+            let b = open(Machine::default()).with(arithmetic);
+            let [k, v] = filled(&b, heads, dtype, 40);
+            let kv = LayerKv { k: &k, v: Some(&v) };
+            attention(&b, &spec(None, None), kv, heads, [38, 2, 0])
+        });
+        assert_eq!(exact != fast, rounds, "{dtype:?}, heads of {dim}");
     }
 }
 

@@ -311,7 +311,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "sixteen_bf16",
         entries: &[
-            Entry { name: "sixteen_few", parameters: 304, threads: 256, shared: 30080 },
+            Entry { name: "sixteen_few", parameters: 312, threads: 256, shared: 30080 },
             Entry { name: "sixteen_16", parameters: 256, threads: 256, shared: 20512 },
             Entry { name: "sixteen_32", parameters: 256, threads: 256, shared: 40992 },
             Entry { name: "sixteen_64", parameters: 248, threads: 256, shared: 32768 },
@@ -320,7 +320,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "sixteen_f16",
         entries: &[
-            Entry { name: "sixteen_few", parameters: 304, threads: 256, shared: 30336 },
+            Entry { name: "sixteen_few", parameters: 312, threads: 256, shared: 30336 },
             Entry { name: "sixteen_16", parameters: 256, threads: 256, shared: 20512 },
             Entry { name: "sixteen_32", parameters: 256, threads: 256, shared: 40992 },
             Entry { name: "sixteen_64", parameters: 248, threads: 256, shared: 32768 },
@@ -329,7 +329,7 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "sixteen_f8",
         entries: &[
-            Entry { name: "sixteen_few", parameters: 304, threads: 256, shared: 30080 },
+            Entry { name: "sixteen_few", parameters: 312, threads: 256, shared: 30080 },
             Entry { name: "sixteen_16", parameters: 256, threads: 256, shared: 20512 },
             Entry { name: "sixteen_32", parameters: 256, threads: 256, shared: 40992 },
             Entry { name: "sixteen_64", parameters: 248, threads: 256, shared: 32768 },
@@ -338,8 +338,8 @@ pub(crate) const MODULES: &[Module] = &[
     Module {
         name: "sixteen_rows",
         entries: &[
-            Entry { name: "round_f16", parameters: 88, threads: 256, shared: 40 },
-            Entry { name: "round_bf16", parameters: 88, threads: 256, shared: 40 },
+            Entry { name: "round_f16", parameters: 96, threads: 256, shared: 40 },
+            Entry { name: "round_bf16", parameters: 96, threads: 256, shared: 40 },
             Entry { name: "round_slots_f16", parameters: 76, threads: 256, shared: 0 },
             Entry { name: "round_slots_bf16", parameters: 76, threads: 256, shared: 0 },
         ],

@@ -12,26 +12,31 @@ fn place(lane: usize, i: usize) -> (usize, usize) {
     (lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2)
 }
 
-/// Both factors' fragments as matrices: the first by rows, the second by columns. `each` elements are in a word.
-fn factors<T: Copy + Default, const K: usize>(
+/// Both factors' fragments as matrices: the first by rows, the second by columns. `EACH` elements are in a word.
+#[inline(always)]
+fn factors<T: Copy + Default, const K: usize, const EACH: usize>(
     registers: &Registers,
     mma: &Mma,
-    each: usize,
-    element: impl Fn(u32, usize, bool) -> T,
+    of: impl Fn(u32, usize, bool) -> T,
 ) -> ([[T; K]; ROWS], [[T; K]; COLS]) {
     let (mut a, mut b) = ([[T::default(); K]; ROWS], [[T::default(); K]; COLS]);
-    for lane in 0..LANES {
-        let (group, k) = (lane / 4, lane % 4 * each);
+    // One of each word, of all lanes at once, and then each where it belongs.
+    let elements = |at: u16, i: usize, is_a: bool| {
+        let mut elements = [T::default(); LANES];
+        for (element, word) in elements.iter_mut().zip(registers.words(at)) {
+            *element = of(*word, i, is_a);
+        }
+        elements
+    };
+    for i in 0..EACH {
         for (j, at) in mma.a.iter().enumerate() {
-            let word = registers.word(*at, lane);
-            for i in 0..each {
-                a[group + j % 2 * 8][k + i + j / 2 * K / 2] = element(word, i, true);
+            for (lane, element) in elements(*at, i, true).into_iter().enumerate() {
+                a[lane / 4 + j % 2 * 8][lane % 4 * EACH + i + j / 2 * K / 2] = element;
             }
         }
         for (j, at) in mma.b.iter().enumerate() {
-            let word = registers.word(*at, lane);
-            for i in 0..each {
-                b[group][k + i + j * K / 2] = element(word, i, false);
+            for (lane, element) in elements(*at, i, false).into_iter().enumerate() {
+                b[lane / 4][lane % 4 * EACH + i + j * K / 2] = element;
             }
         }
     }
@@ -53,7 +58,7 @@ fn of_f16(half: u16) -> f32 {
 #[inline(always)]
 fn floats(registers: &Registers, mma: &Mma, float: impl Fn(u16) -> f32, sums: &mut [[u32; 4]; LANES]) {
     let element = |word: u32, i: usize, _: bool| float((word >> (16 * i)) as u16);
-    let (a, b) = factors::<f32, 16>(registers, mma, 2, element);
+    let (a, b) = factors::<f32, 16, 2>(registers, mma, element);
     // Columns side by side.
     let mut columns = [[0f64; COLS]; 16];
     for (col, b) in b.iter().enumerate() {
@@ -87,7 +92,7 @@ pub(crate) fn multiply(registers: &mut Registers, mma: &Mma) {
                 let byte = (word >> (8 * i)) as u8;
                 if if is_a { a_signed } else { b_signed } { i16::from(byte as i8) } else { i16::from(byte) }
             };
-            let (a, b) = factors::<i16, 32>(registers, mma, 4, element);
+            let (a, b) = factors::<i16, 32, 4>(registers, mma, element);
             for (lane, sums) in sums.iter_mut().enumerate() {
                 for (i, sum) in sums.iter_mut().enumerate() {
                     let (row, col) = place(lane, i);

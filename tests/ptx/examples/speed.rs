@@ -55,7 +55,7 @@ fn main() -> Result<(), tallow_ptx::Error> {
         words(&[7, 0]),
         // The input: all rows, and no norm.
         matrix(x, ROWS, INPUTS),
-        words(&[0; 10]),
+        words(&[0; 12]),
         // No residual.
         matrix(0, 0, 0),
         matrix(out, ROWS, OUTPUTS),

@@ -159,8 +159,11 @@ impl<A: Access> View<'_, A> {
     pub(crate) fn read_run(&mut self, address: u64, size: usize) -> Result<&[u8], Trouble> {
         let at = self.place(address, size)?;
         let is_whole = at.is_multiple_of(4) && size.is_multiple_of(4);
-        let words = self.bytes.readers[at / 4..][..size / 4].iter();
-        if !is_whole || !words.fold(true, |has, reader| has & self.by.has_read(*reader, 15)) {
+        let mut has_read = is_whole;
+        for reader in &self.bytes.readers[at / 4..][..size / 4] {
+            has_read &= self.by.has_read(*reader, 15);
+        }
+        if !has_read {
             self.bytes.read_run(at, size, &self.by)?;
         }
         Ok(&self.bytes.bytes[at..at + size])

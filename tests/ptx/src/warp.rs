@@ -121,6 +121,14 @@ impl Warp {
         cta: &mut Cta<'_>,
         turn: u64,
     ) -> Result<Pause, Stopped> {
+        self.isa.run(
+            #[inline(always)]
+            || self.take_turn(code, cta, turn),
+        )
+    }
+
+    #[inline(always)]
+    fn take_turn(&mut self, code: &[Instruction], cta: &mut Cta<'_>, turn: u64) -> Result<Pause, Stopped> {
         let mut left = turn;
         loop {
             // The group that is furthest behind, with whoever is at the same place.
@@ -148,6 +156,7 @@ impl Warp {
     }
 
     /// Executes a group until it meets another, divides, ends, or must wait.
+    #[inline(always)]
     fn run_group(
         &mut self,
         code: &[Instruction],
@@ -224,6 +233,7 @@ impl Warp {
     }
 
     /// Executes what is more than each lane's own business.
+    #[inline(always)]
     fn execute(
         &mut self,
         code: &Code,

@@ -135,6 +135,7 @@ impl Warp {
         Ok(())
     }
 
+    #[inline(always)]
     pub(super) fn load(&mut self, access: &Access, cta: &mut Cta<'_>, mask: Mask) -> Result<(), Found> {
         let (who, first) = (self.who(cta), first_lane(mask.bits));
         if let Address { space: code::Space::Parameters, base: None, offset } = access.address {
@@ -273,6 +274,7 @@ impl Warp {
         Ok(())
     }
 
+    #[inline(always)]
     pub(super) fn store(&mut self, access: &Access, cta: &mut Cta<'_>, mask: Mask) -> Result<(), Found> {
         let (who, addresses) = (self.who(cta), self.addresses(&access.address));
         match access.address.space {
@@ -431,8 +433,11 @@ fn spread(addresses: &[u64; LANES], step: usize, mask: Mask) -> Spread {
         return Spread::Apart;
     }
     let are_apart_by = |step: u64| {
-        let is = |lane: usize| addresses[lane] == first.wrapping_add(lane as u64 * step);
-        (0..LANES).fold(true, |are, lane| are & is(lane))
+        let mut are = true;
+        for (lane, address) in addresses.iter().enumerate() {
+            are &= *address == first.wrapping_add(lane as u64 * step);
+        }
+        are
     };
     match addresses[1].wrapping_sub(first) {
         by if by == step as u64 && are_apart_by(by) => Spread::Run,

@@ -216,7 +216,8 @@ fn chain(case: &str, folder: &Path) -> Model {
             ones(cols)
         } else if ends(&["shared_head.norm.weight", "mtp.norm.weight"]) {
             all["model.norm.weight"].f32()
-        } else if ends(&["shared_head.head.weight"]) {
+        } else if ends(&["shared_head.head.weight", "lm_head.weight"]) {
+            // Both of one type: a device may round the inputs of 16-bit weights, and then choose another token.
             all["lm_head.weight"].f32()
         } else if ends(&[".embed_tokens.weight"]) {
             all["model.embed_tokens.weight"].f32()

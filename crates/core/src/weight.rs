@@ -161,7 +161,7 @@ pub enum LinearWeight<B: Memory> {
     /// Column `i` multiplies input `i`.
     InOrder(Weight<B>),
     /// Act-order (GPTQ `desc_act`): the columns are sorted by quantization group. [`compose::linear`] permutes the
-    /// input; a device that fuses ops composes those that have such a layer.
+    /// input; a device that fuses ops may compose those that have such a layer.
     ///
     /// [`compose::linear`]: crate::compose::linear
     ActOrder {

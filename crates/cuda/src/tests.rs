@@ -50,7 +50,7 @@ const ATTEND: usize = 3;
 /// `tests/attention.rs` runs them in several.
 const ORDERS: u64 = 3;
 
-/// How tensor cores have queries and weights rounded: to bf16 with a cache of that, otherwise to f16.
+/// Rounding of queries and weights for tensor cores: to bf16 with a cache of that, otherwise to f16.
 fn attends(dtype: DType) -> Loose {
     match dtype {
         DType::F32 => Loose::Exact,

@@ -1,6 +1,6 @@
 //! Functions compiled for AVX2 and FMA: without, `mul_add` is a library call for each lane.
 
-/// What the processor has of the instructions that functions are compiled for.
+/// The processor's instruction sets, of those that functions are compiled for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Isa {
     #[cfg(target_arch = "x86_64")]

@@ -125,7 +125,7 @@ pub(crate) struct View<'a, A> {
 }
 
 impl<A: Access> View<'_, A> {
-    /// Whether an address is in this allocation, or beyond its end.
+    /// True if an address is in this allocation, or beyond its end.
     #[inline(always)]
     pub(crate) fn holds(&self, address: u64) -> bool {
         (address ^ self.start) >> WITHIN == 0
@@ -217,7 +217,7 @@ pub(crate) trait Space {
     where
         Self: 'a;
 
-    /// What holds an address.
+    /// The allocation that an address is in.
     fn view(&mut self, address: u64, who: Who) -> Result<View<'_, Self::By<'_>>, Trouble>;
 
     /// An atomic on 4 or 8 aligned bytes.

@@ -14,7 +14,7 @@ pub(crate) struct Who {
     pub warp: u8,
 }
 
-/// How an instruction touches memory.
+/// A kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touching {
     Read,
@@ -71,20 +71,20 @@ impl Touch {
 
 /// Who accesses a memory, and which accesses of others happen before. Touches are of no bytes here.
 pub(crate) trait Access: Copy {
-    /// What tells apart the readers of which one may stand for the others.
+    /// Bits in which readers differ that need a record each.
     const READER: u64;
     /// The memory's name in faults.
     const SPACE: &'static str;
 
     fn me(&self) -> Touch;
-    /// What stands for readers that nothing orders, where nothing that was written could race with another one.
+    /// The record of readers that nothing orders, where no write before could race with one more.
     fn everyone(&self) -> Touch;
-    /// What stands for readers that nothing orders, after this was written.
+    /// The record of readers that nothing orders, after this write.
     fn readers(&self, writer: Touch) -> Touch;
-    /// Whether it happens before.
+    /// True if it happens before.
     fn is_ordered(&self, touch: Touch) -> bool;
 
-    /// Whether a read of these bytes is on record. Whoever writes them clears that: so they were written, and may be read.
+    /// True if a read of these bytes is on record. Whoever writes them clears that: so they were written, and may be read.
     #[inline(always)]
     fn has_read(&self, reader: Touch, bytes: u8) -> bool {
         let is = |who: Touch, which: u64| (reader.0 ^ who.0) & which & !BYTES == 0;

@@ -425,7 +425,7 @@ fn apart<const SIZE: usize>(bytes: &[u8], count: usize, values: &mut [[u32; LANE
     }
 }
 
-/// How the addresses of all lanes lie.
+/// The access pattern of these addresses.
 #[inline(always)]
 fn spread(addresses: &[u64; LANES], step: usize, mask: Mask) -> Spread {
     let first = addresses[0];

@@ -186,7 +186,7 @@ fn conformance_of_all_but_attention() {
 #[test]
 fn conformance_of_matrix_products() {
     const PRODUCTS: [&str; 6] = ["linear", "linear_alone", "linear_many", "linear_heads", "ffn", "moe"];
-    let suite = Suite { formats: &[Format::BF16], bf16_inputs: true, ..Suite::fast(8e-3) };
+    let suite = Suite { formats: &[Format::BF16], ..Suite::fast(8e-3).with_bf16_inputs() };
     conformance(Isa::I8mm, suite, |name| PRODUCTS.contains(&name));
 }
 

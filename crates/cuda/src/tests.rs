@@ -12,8 +12,6 @@ mod replay;
 mod sixteen;
 mod trouble;
 
-use std::sync::LazyLock;
-
 use tallow_core::conformance::{Loose, Suite, cases};
 use tallow_core::ops::{Eltwise, EltwiseOp};
 use tallow_core::{Arithmetic, Backend, DType, Format, Memory, Result};
@@ -106,57 +104,47 @@ conformance! {
     conformance_of_rows = 6
 }
 
-/// Formats whose products round the input to f16 or bf16, of which the suite does not know. `tests/sixteen.rs` compares them with an
-/// oracle that does.
-const ROUNDED_OTHERWISE: [Format; 2] = [Format::F16, Format::F8];
-/// The suite's bounds, so many times, allow for input that is rounded to bf16: 2^-9 of each product, where it has at least
-/// 12 * 2^-23.
-const OF_BF16: f64 = 1366.0;
-/// All others.
-static ROUNDED: LazyLock<Vec<Format>> =
-    LazyLock::new(|| Format::ALL.into_iter().filter(|f| !ROUNDED_OTHERWISE.contains(f)).collect());
-
-/// Products of input that is rounded. What is chained may round either way where an input is near a boundary.
-fn fast_conforms(seed: u64, names: &[&str], suite: Suite) {
-    conforms(Suite { bf16_inputs: true, ..suite }, seed, |name| names.contains(&name));
+/// A row of a layer's input, rounded to 8 or to 16 bits.
+fn round_input(format: Format, x: &[f32]) -> Vec<f32> {
+    match sixteen::FORMATS.contains(&format) {
+        true => sixteen::rounded(format, x),
+        false => Arithmetic::Fast.round_input(format, x),
+    }
 }
 
-fn fast() -> Suite {
-    Suite::fast(8e-3)
+/// Products of input that is rounded. What is chained may round either way where an input is near a boundary.
+fn fast_conforms(seed: u64, names: &[&str]) {
+    conforms(Suite { round_input, ..Suite::fast(8e-3) }, seed, |name| names.contains(&name));
 }
 
 #[test]
 fn conformance_of_fast_layers() {
-    fast_conforms(8, &["linear", "linear_many", "act_order"], Suite { formats: &ROUNDED, ..fast() });
-    fast_conforms(8, &["linear"], Suite { formats: &ROUNDED_OTHERWISE, slack: OF_BF16, ..fast() });
+    fast_conforms(8, &["linear", "linear_many", "act_order"]);
 }
 
-/// One of the cases has weights in F16, whatever the formats. `tests/experts.rs` compares heads of each format bit by bit with layers.
 #[test]
 fn conformance_of_fast_heads() {
-    fast_conforms(8, &["linear_heads"], Suite { slack: OF_BF16, ..fast() });
+    fast_conforms(8, &["linear_heads"]);
 }
 
 #[test]
 fn conformance_of_fast_layers_alone() {
-    fast_conforms(9, &["linear_alone"], fast());
+    fast_conforms(9, &["linear_alone"]);
 }
 
 #[test]
 fn conformance_of_fast_blocks() {
-    fast_conforms(10, &["ffn"], Suite { formats: &ROUNDED, ..fast() });
-    fast_conforms(10, &["ffn"], Suite { formats: &ROUNDED_OTHERWISE, ..Suite::fast(1.6e-2) });
-    fast_conforms(10, &["moe", "moe_alone"], fast());
+    fast_conforms(10, &["ffn", "moe", "moe_alone"]);
 }
 
 #[test]
 fn conformance_of_fast_attention() {
-    fast_conforms(11, APART[ATTEND], fast());
+    fast_conforms(11, APART[ATTEND]);
 }
 
 #[test]
 fn conformance_of_fast_attention_alone() {
-    fast_conforms(12, APART[ATTEND + 1], fast());
+    fast_conforms(12, APART[ATTEND + 1]);
 }
 
 #[test]

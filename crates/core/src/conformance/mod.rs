@@ -59,11 +59,11 @@ pub struct Suite {
     /// True if attention of long sequences is compared at every row, and not at every few: the oracle of one row looks at
     /// all before it.
     pub every_row: bool,
-    /// True if the device rounds the input of a linear layer before multiplying it with weights (activation
-    /// quantization).
+    /// How precisely the device multiplies with weights.
     pub arithmetic: Arithmetic,
-    /// True if it rounds to bf16 what is multiplied with BF16 weights.
-    pub bf16_inputs: bool,
+    /// A row of a linear layer's input as the device rounds it before multiplying it with weights of a format (activation
+    /// quantization).
+    pub round_input: fn(Format, &[f32]) -> Vec<f32>,
     /// How it may round queries and softmax weights, with a KV cache of a type.
     pub attends: fn(DType) -> Loose,
     /// Error bound for results of several chained ops, relative to the largest element.
@@ -96,15 +96,26 @@ impl Suite {
     /// For a device that computes in `f32`.
     pub fn exact() -> Suite {
         let (formats, sizes, arithmetic) = (&Format::ALL, usize::MAX, Arithmetic::Exact);
-        let (bf16_inputs, attends, chain) = (false, Loose::of_cache as fn(DType) -> Loose, 1e-5);
+        let round_input = |format, x: &[f32]| Arithmetic::Exact.round_input(format, x);
+        let (attends, chain) = (Loose::of_cache as fn(DType) -> Loose, 1e-5);
         let (values, slack, every_row) = (true, 1.0, true);
-        Suite { values, slack, formats, sizes, every_row, arithmetic, bf16_inputs, attends, chain }
+        Suite { values, slack, formats, sizes, every_row, arithmetic, round_input, attends, chain }
     }
 
     /// For a device that rounds the inputs of linear layers. Products of the rounded inputs have the same bounds as
     /// usual. In chained ops an input near a rounding boundary may round either way, which `chain` must allow for.
     pub fn fast(chain: f64) -> Suite {
-        Suite { arithmetic: Arithmetic::Fast, chain, ..Suite::exact() }
+        let round_input = |format, x: &[f32]| Arithmetic::Fast.round_input(format, x);
+        Suite { arithmetic: Arithmetic::Fast, round_input, chain, ..Suite::exact() }
+    }
+
+    /// The same suite, of [`Suite::fast`], for a device that rounds to bf16 what it multiplies with BF16 weights.
+    pub fn with_bf16_inputs(self) -> Suite {
+        let round_input = |format, x: &[f32]| match format {
+            Format::BF16 => x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
+            _ => Arithmetic::Fast.round_input(format, x),
+        };
+        Suite { round_input, ..self }
     }
 
     /// The same suite with few formats, sizes and rows: checks in seconds whether a driver can be trusted.
@@ -200,14 +211,9 @@ impl<'a, B: Backend> Bench<'a, B> {
         self.b.upload_row(ids).map_err(text)
     }
 
-    /// `x` as the device rounds it before multiplying with weights of a format (see [`Arithmetic::round_input`]).
+    /// `x` as the device rounds it before multiplying with weights of a format.
     fn rounded(&self, format: Format, x: &Host) -> Host {
-        let Suite { arithmetic, bf16_inputs, .. } = self.suite;
-        let data = match format == Format::BF16 && bf16_inputs {
-            true => x.data.iter().map(|x| bf16::from_f32(*x).to_f32()).collect(),
-            false => (0..x.rows).flat_map(|r| arithmetic.round_input(format, x.row(r))).collect(),
-        };
-        Host { data, ..*x }
+        Host { data: (0..x.rows).flat_map(|r| (self.suite.round_input)(format, x.row(r))).collect(), ..*x }
     }
 
     /// Uploads `host` as a strided view with other data around it.

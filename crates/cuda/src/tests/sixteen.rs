@@ -10,7 +10,7 @@ use super::open;
 use super::products::{Case, floats, same};
 use crate::Cuda;
 
-const FORMATS: [Format; 3] = [Format::F16, Format::BF16, Format::F8];
+pub(super) const FORMATS: [Format; 3] = [Format::F16, Format::BF16, Format::F8];
 /// Inputs that share a factor in f16.
 const SEGMENT: usize = 64;
 
@@ -32,14 +32,15 @@ fn product(b: &Cuda, layer: &LinearWeights<Cuda>, x: &[f32]) -> Vec<f32> {
 }
 
 /// A row of x as the kernels round it.
-fn rounded(format: Format, row: &[f32]) -> Vec<f64> {
+pub(super) fn rounded(format: Format, row: &[f32]) -> Vec<f32> {
     if format != Format::F16 {
-        return row.iter().map(|x| bf16::from_f32(*x).to_f64()).collect();
+        return row.iter().map(|x| bf16::from_f32(*x).to_f32()).collect();
     }
     let of_segment = |x: &[f32]| {
         let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
         let by = f64::from(141 - (most.to_bits() >> 23).max(15) as i32).exp2();
-        x.iter().map(|x| f16::from_f32((f64::from(*x) * by) as f32).to_f64() / by).collect::<Vec<_>>()
+        let round = |x: &f32| (f16::from_f32((f64::from(*x) * by) as f32).to_f64() / by) as f32;
+        x.iter().map(round).collect::<Vec<_>>()
     };
     row.chunks(SEGMENT).flat_map(of_segment).collect()
 }
@@ -52,7 +53,7 @@ fn check(b: &Cuda, format: Format, (outputs, inputs): (usize, usize), x: &[f32])
     for (r, row) in x.chunks_exact(inputs).enumerate() {
         let row = rounded(format, row);
         for o in 0..outputs {
-            let products = row.iter().zip(&weights[o * inputs..]).map(|(x, w)| x * f64::from(*w));
+            let products = row.iter().zip(&weights[o * inputs..]).map(|(x, w)| f64::from(*x) * f64::from(*w));
             let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()));
             let got = f64::from(got[r * outputs + o]);
             assert!(

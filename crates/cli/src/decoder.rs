@@ -77,7 +77,7 @@ impl LoadedModel {
             }
             quantized(&self.model).for_each(|note| say(&note));
             let (started, ram_cache) = on_one_of(&devices, why, plan, say, |device, plan| {
-                self.slow().into_iter().for_each(|why| say(&Notice::Slow(why)));
+                self.slow_on(device).into_iter().for_each(|why| say(&Notice::Slow(why)));
                 Ok((self.start_on(device, &model, plan, config, names.clone())?, plan.ram_cache))
             })?;
             if ram_cache > 0 {
@@ -104,10 +104,10 @@ impl LoadedModel {
         Model { mtp: may && self.model.has_mtp(), ..self.model.clone() }
     }
 
-    /// Warnings about what runs, but slower than users may expect.
-    fn slow(&self) -> Vec<String> {
+    /// Warnings about what runs on a device, but slower than users may expect.
+    fn slow_on(&self, device: &Device) -> Vec<String> {
         let mut slow = Vec::new();
-        if self.model.has_shuffled_experts() {
+        if self.model.has_shuffled_experts() && !device.info().traits().orders_experts {
             slow.push("experts quantized with act-order are all computed for every token".into());
         }
         match self.model.widened() {

@@ -135,6 +135,17 @@ KERNEL(WIDTH) rows_of_experts(Matrix<const float> routing, Lists lists, u32 tile
   }
 }
 
+// What experts take, slot by slot, for layers that take its columns in other orders (act-order): the first expert's, and how many
+// bytes further those of the next are. A column past the end is zero.
+KERNEL(WIDTH) order_slots(Matrix<const float> x, Routed routed, const u32* experts, const u32* order, u64 each,
+                          Matrix<float> out) {
+  u32 slot = blockIdx.x, c = WIDTH * blockIdx.y + threadIdx.x, pair = routed.pairs[slot];
+  if (pair == NONE || c >= out.cols) return;
+  u32 column = ((const u32*)((const u8*)order + each * experts[pair]))[c];
+  float value = column < x.cols ? x.row(row_of(routed, slot))[column] : 0.0f;
+  out.row(slot)[c] = __fmul_rn(value, factor_of(routed, slot));
+}
+
 // Rounds what experts take, slot by slot, for products with many rows: a chunk a warp.
 KERNEL(WIDTH) round_slots(Matrix<const float> x, Routed routed, u8* codes, u8* sums, float* scales, u32 slots) {
   u32 slot = WARPS * blockIdx.y + threadIdx.x / 32, chunk = blockIdx.x;

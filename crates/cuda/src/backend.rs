@@ -204,7 +204,9 @@ impl Backend for Cuda {
         // Columns are copied by the CTAs of a head's first outputs.
         let some = op.outputs() > 0 && !op.inputs.is_empty();
         let weights = some.then(|| Stacked::of(op.weights.iter())).flatten();
-        let Some(weights) = weights else { return compose::linear_heads(self, op) };
+        let Some(weights) = weights.filter(|weights| weights.orders().is_none()) else {
+            return compose::linear_heads(self, op);
+        };
         let out = self.like(op.x.rows(), op.weights.len() * op.out_dim())?;
         self.linear_heads_into(op, &weights, &out)?;
         Ok(out)

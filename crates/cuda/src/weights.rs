@@ -22,12 +22,14 @@
 
 mod stacked;
 
-use tallow_core::{DType, Error, Format, HostWeight, Memory, Refusal, Result, Weight, compose};
+use tallow_core::{
+    DType, Error, Format, HostWeight, LinearWeight, Memory, Refusal, Result, Tensor, Weight, compose,
+};
 use tallow_quant::{Coded, Coding, F16, ScaleSink, Scales, with_block};
 
 use crate::args::Args;
 use crate::device::Cuda;
-pub(crate) use stacked::Stacked;
+pub(crate) use stacked::{Evenly, Stacked};
 
 /// Rows of a panel.
 const PANEL: usize = 16;
@@ -512,6 +514,14 @@ pub(crate) fn arg_of_rows(args: Args, w: &Weight<Cuda>, rows: usize) -> Args {
         .word(whole);
     let four = |v: &[i8; 4]| u32::from_le_bytes(v.map(|v| v as u8)) as usize;
     layout.table.as_chunks::<4>().0.iter().fold(args, |args, v| args.word(four(v)))
+}
+
+/// A layer's weight, and the order in which its columns take inputs, if not one after the other.
+pub(crate) fn in_any_order(weight: &LinearWeight<Cuda>) -> (&Weight<Cuda>, Option<&Tensor<Cuda>>) {
+    match weight {
+        LinearWeight::InOrder(weight) => (weight, None),
+        LinearWeight::ActOrder { weight, order } => (weight, Some(order)),
+    }
 }
 
 /// True if weights differ in nothing but their rows: one launch takes both.

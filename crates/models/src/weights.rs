@@ -246,24 +246,27 @@ impl<'a, B: Backend> Weights<'a, B> {
         rows: usize,
         cols: usize,
     ) -> Result<LinearWeights<B>> {
-        self.stacked_linear(name, rows, cols, None)
+        let (weight, order) = self.matrix(name, rows, cols, None)?;
+        let order = order.map(|order| self.order(order)).transpose()?;
+        Ok(LinearWeights { weight: LinearWeight::new(weight, order), bias: None, lora_target: None })
     }
 
-    /// The same, for the next matrix of a stack.
-    fn stacked_linear(
+    /// A linear layer's weight, perhaps the next of a stack, and the order in which its columns take inputs, if not one after the
+    /// other.
+    fn matrix(
         &mut self,
         name: &str,
         rows: usize,
         cols: usize,
         stack: Option<&mut Stack<B>>,
-    ) -> Result<LinearWeights<B>> {
+    ) -> Result<(Weight<B>, Option<Vec<u32>>)> {
         let shape = [rows, cols];
         if let Some(Kind::Grouped(matrix)) = self.find(name).map(|(_, stored)| &stored.kind) {
             let stored = self.shaped(name, &shape)?;
             return self.grouped((stored, name), matrix, (rows, cols), stack);
         }
         let stored = self.stored(name, &shape)?;
-        Ok(LinearWeights::new(self.whole_weight(name, stored, rows, stack)?, None))
+        Ok((self.whole_weight(name, stored, rows, stack)?, None))
     }
 
     /// Matrix `matrix` of the `of` in tensor `name`, by the file's own name.
@@ -360,14 +363,14 @@ impl<'a, B: Backend> Weights<'a, B> {
         }
     }
 
-    /// A linear layer whose matrix is made of several tensors (GPTQ, AWQ and the like).
+    /// The same of a matrix that is made of several tensors (GPTQ, AWQ and the like).
     fn grouped(
         &mut self,
         (stored, name): (&'a Stored, &str),
         matrix: &Grouped,
         (rows, cols): (usize, usize),
         stack: Option<&mut Stack<B>>,
-    ) -> Result<LinearWeights<B>> {
+    ) -> Result<(Weight<B>, Option<Vec<u32>>)> {
         if let Some(i) = matrix.fault() {
             let why = format!("element {i} is not a finite number: the file is damaged");
             return Err(LoadError::bad(stored.file.path(), format!("tensor {name:?}"), why));
@@ -378,11 +381,10 @@ impl<'a, B: Backend> Weights<'a, B> {
         let weight = HostWeight { tensor: Some(&self.id(name, (0, 1), cols)), ..weight };
         let weight = self.prepare(weight, stack).map_err(|e| not_taken(stored, name, e))?;
         self.loaded(name, stored)?;
-        let order = order.map(|order| self.order(order)).transpose()?;
-        Ok(LinearWeights { weight: LinearWeight::new(weight, order), bias: None, lora_target: None })
+        Ok((weight, order))
     }
 
-    /// An order of inputs on the device: [1, inputs]
+    /// An order of inputs on the device, or those of several layers, one after the other: [1, inputs]
     fn order(&mut self, order: Vec<u32>) -> Result<Tensor<B>> {
         if let Some((last, on_device)) = &self.order
             && *last == order

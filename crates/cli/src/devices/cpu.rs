@@ -80,7 +80,13 @@ impl DeviceInfo for CpuDevice {
     }
 
     fn traits(&self) -> Traits {
-        Traits { accelerator: false, compiles_kernels: false, captures: false, shares_memory: true }
+        Traits {
+            accelerator: false,
+            compiles_kernels: false,
+            captures: false,
+            shares_memory: true,
+            orders_experts: false,
+        }
     }
 }
 

@@ -113,8 +113,13 @@ impl DeviceInfo for Gpu {
     }
 
     fn traits(&self) -> Traits {
-        let shares_memory = self.0.about().shares_memory;
-        Traits { accelerator: true, compiles_kernels: true, captures: true, shares_memory }
+        Traits {
+            accelerator: true,
+            compiles_kernels: true,
+            captures: true,
+            shares_memory: self.0.about().shares_memory,
+            orders_experts: true,
+        }
     }
 }
 

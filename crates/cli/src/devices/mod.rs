@@ -183,6 +183,8 @@ pub(crate) struct Traits {
     pub captures: bool,
     /// Its memory is that of the host.
     pub shares_memory: bool,
+    /// Of experts with act-order it computes those that a token is routed to, and not all.
+    pub orders_experts: bool,
 }
 
 /// A device of one kind, not yet open.

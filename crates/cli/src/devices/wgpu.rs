@@ -109,6 +109,7 @@ impl DeviceInfo for Gpu {
             compiles_kernels: true,
             captures: true,
             shares_memory: about.shares_memory,
+            orders_experts: false,
         }
     }
 }

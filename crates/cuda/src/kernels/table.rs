@@ -31,6 +31,7 @@ pub(crate) const MODULES: &[Module] = &[
         entries: &[
             Entry { name: "experts_of_rows", parameters: 72, threads: 256, shared: 0 },
             Entry { name: "rows_of_experts", parameters: 80, threads: 256, shared: 12352 },
+            Entry { name: "order_slots", parameters: 104, threads: 256, shared: 0 },
             Entry { name: "round_slots", parameters: 84, threads: 256, shared: 0 },
             Entry { name: "sum_of_experts", parameters: 100, threads: 256, shared: 0 },
         ],

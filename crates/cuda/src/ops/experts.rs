@@ -11,7 +11,7 @@ use crate::args::Args;
 use crate::device::Cuda;
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
-use crate::weights::{Sixteen, Stacked};
+use crate::weights::{Evenly, Sixteen, Stacked};
 
 /// Threads of a CTA.
 const THREADS: u32 = 256;
@@ -35,8 +35,7 @@ pub(crate) struct Experts<'a> {
 }
 
 impl<'a> Experts<'a> {
-    /// `None` for weights that the kernels do not take: they have act-order, differ between experts, or lie where each happens
-    /// to.
+    /// `None` for weights that the kernels do not take: they differ between experts, or lie where each happens to.
     pub(crate) fn new(experts: &'a [Expert<Cuda>]) -> Option<Experts<'a>> {
         let first = experts.first().filter(|_| experts.len() <= MAX_EXPERTS)?;
         let down = Stacked::of(experts.iter().map(|expert| &expert.down))?;
@@ -62,6 +61,13 @@ impl<'a> Experts<'a> {
     }
 }
 
+/// What layers of experts take: rows of x, and of those that are rounded before all of them.
+struct Input {
+    x: Tensor<Cuda>,
+    routed: Routed,
+    rounded: RoundedSlots,
+}
+
 /// `Lists` of the kernels, for rows with a number of experts each at most.
 struct Lists {
     /// Five lists of the kernels, one after the other: of each pair its expert, its weight and its slot; of each slot its pair;
@@ -80,6 +86,7 @@ impl Lists {
         Cuda::address(&self.all) + (4 * place * self.pairs) as u64
     }
 
+    const EXPERTS: usize = 0;
     const WEIGHTS: usize = 1;
     const SLOTS: usize = 2;
     const PAIRS: usize = 3;
@@ -122,8 +129,8 @@ impl Cuda {
         out: &Tensor<Cuda>,
     ) -> Result<()> {
         let (dim, width) = (op.x.cols(), experts.down.cols());
-        // A pair has gate, hidden and output, and both inputs in 8 bits with their sums, or in 16 bits with factors.
-        let pair = (2 * width + dim) * size_of::<f32>() + 3 * (width + dim);
+        // A pair has gate, hidden and output, both inputs as layers order them, and in 8 bits with their sums or in 16 with factors.
+        let pair = (3 * width + 2 * dim) * size_of::<f32>() + 3 * (width + dim);
         let at_once = ((ROOM / pair).min(MOST_PAIRS) / op.top_k.max(1)).max(1);
         for start in (0..op.x.rows()).step_by(at_once) {
             let rows = start..op.x.rows().min(start + at_once);
@@ -141,18 +148,18 @@ impl Cuda {
 
     fn moe_rows(&self, op: &Moe<'_, Cuda>, experts: &Experts<'_>, out: &Tensor<Cuda>) -> Result<()> {
         let lists = self.lists(op)?;
-        let hidden = &self.hidden_of_experts(op, experts, &lists)?; // [slots, width]
+        let hidden = self.hidden_of_experts(op, experts, &lists)?; // [slots, width]
         let each = self.like(lists.pairs, op.x.cols())?; // [slots, dim]
         let (first, routed) = (&experts.down, lists.routed(false, false));
-        let rounded = &self.rounded_slots(&lists, routed, hidden, [Some(first), None])?;
+        let input = self.input_of_experts(&lists, routed, &hidden, [Some(first), None])?;
         self.multiply_stacked(&Product {
             first,
             second: None,
-            x: hidden,
-            rounded,
+            x: &input.x,
+            rounded: &input.rounded,
             gate: None,
             act: None,
-            rows: lists.rows(routed),
+            rows: lists.rows(input.routed),
             out: &each,
         })?;
         self.sum_of_experts(op, &lists, &each, out)
@@ -188,16 +195,18 @@ impl Cuda {
     ) -> Result<Tensor<Cuda>> {
         let Experts { gate, up, down } = experts;
         let routed = lists.routed(true, op.weight_on == RoutingWeightOn::Input);
-        let rounded = &self.rounded_slots(lists, routed, op.x, [Some(gate), up.as_ref()])?;
+        let input_of = |layers| self.input_of_experts(lists, routed, op.x, layers);
+        let shares = |up: &&Stacked<'_>| up.orders() == gate.orders();
+        let input = &input_of([Some(gate), up.as_ref().filter(shares)])?;
         let hidden = self.like(lists.pairs, down.cols())?;
         let product = Product {
             first: gate,
             second: None,
-            x: op.x,
-            rounded,
+            x: &input.x,
+            rounded: &input.rounded,
             gate: None,
             act: Some(op.act),
-            rows: lists.rows(routed),
+            rows: lists.rows(input.routed),
             out: &hidden,
         };
         match up {
@@ -208,10 +217,44 @@ impl Cuda {
             Some(up) => {
                 let gated = &self.like(lists.pairs, down.cols())?;
                 self.multiply_stacked(&Product { act: None, out: gated, ..product })?;
-                self.multiply_stacked(&Product { first: up, gate: Some(gated), ..product })?;
+                let own = if shares(&up) { None } else { Some(input_of([Some(up), None])?) };
+                let Input { x, routed, rounded } = own.as_ref().unwrap_or(input);
+                let (rows, gate) = (lists.rows(*routed), Some(gated));
+                self.multiply_stacked(&Product { first: up, x, rounded, rows, gate, ..product })?;
             }
         }
         Ok(hidden)
+    }
+
+    /// The input of layers that take it in one order.
+    fn input_of_experts(
+        &self,
+        lists: &Lists,
+        routed: Routed,
+        x: &Tensor<Cuda>,
+        layers: [Option<&Stacked<'_>>; 2],
+    ) -> Result<Input> {
+        let (x, routed) = match layers[0].and_then(Stacked::orders) {
+            Some(orders) => (self.slots_in_order(lists, routed, x, orders)?, lists.routed(false, false)),
+            None => (x.clone(), routed),
+        };
+        let rounded = self.rounded_slots(lists, routed, &x, layers)?;
+        Ok(Input { x, routed, rounded })
+    }
+
+    /// Rows slot by slot, with their columns in the order in which each slot's expert takes them.
+    fn slots_in_order(
+        &self,
+        lists: &Lists,
+        routed: Routed,
+        x: &Tensor<Cuda>,
+        orders: Evenly,
+    ) -> Result<Tensor<Cuda>> {
+        let out = self.like(lists.pairs, x.cols())?; // [slots, cols]
+        let args = routed.arg(Args::new().matrix(x)).wide(lists.address(Lists::EXPERTS));
+        let grid = [lists.pairs, x.cols().div_ceil(THREADS as usize)];
+        self.launch_experts("order_slots", grid, orders.arg(args).matrix(&out))?;
+        Ok(out)
     }
 
     /// The input of layers slot by slot, rounded as they take it, but for what their kernels round.

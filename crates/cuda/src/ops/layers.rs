@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::ops::Range;
 
 use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Normalize};
-use tallow_core::{Activation, Backend, LinearWeight, LinearWeights, Norm, Result, Tensor, Weight};
+use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
 use super::rowwise;
 use crate::args::Args;
@@ -75,10 +75,7 @@ pub(super) struct Input<'a> {
 
 impl<'a> Part<'a> {
     pub(super) fn of(layer: &'a LinearWeights<Cuda>) -> Part<'a> {
-        let (weight, order) = match &layer.weight {
-            LinearWeight::InOrder(weight) => (weight, None),
-            LinearWeight::ActOrder { weight, order } => (weight, Some(order)),
-        };
+        let (weight, order) = weights::in_any_order(&layer.weight);
         Part { weight, order, bias: layer.bias.clone(), rows: 0..weight.rows(), column: 0 }
     }
 

@@ -3,8 +3,8 @@
 
 use tallow_core::ops::{Eltwise, EltwiseOp, Epilogue, Ffn, Linear, LinearHeads, Moe};
 use tallow_core::{
-    Activation, Arithmetic, Backend, Expert, Format, HostWeight, LinearWeights, Memory, RoutingWeightOn,
-    Stack, Tensor,
+    Activation, Arithmetic, Backend, Expert, Format, HostWeight, LinearWeight, LinearWeights, Memory,
+    RoutingWeightOn, Stack, Tensor,
 };
 use tallow_ptx::mock::{self, Machine};
 
@@ -261,6 +261,51 @@ fn heads_have_the_bits_of_their_layers() {
                     same(&got(0..copied.len()), &b.download::<f32>(&x(&copied)).unwrap(), what);
                 }
             }
+        }
+    }
+}
+
+/// Orders of the inputs of six experts, with a column past the end here and there.
+fn orders(b: &Cuda, seed: u32, cols: u32) -> Tensor<Cuda> {
+    let column = |i: u32| if i % 97 == 96 { 1 << 20 } else { (i % cols * 29 + i / cols * 7 + seed) % cols };
+    b.upload_row(&(0..6 * cols).map(column).collect::<Vec<_>>()).unwrap()
+}
+
+fn put_in_order<'a>(layers: impl Iterator<Item = &'a mut LinearWeights<Cuda>>, orders: &Tensor<Cuda>) {
+    for (e, layer) in layers.enumerate() {
+        let (weight, cols) = (layer.weight.in_order().unwrap().clone(), layer.weight.cols());
+        layer.weight = LinearWeight::new(weight, Some(orders.col_range(e * cols..(e + 1) * cols)));
+    }
+}
+
+/// Layers that take their inputs in orders of their own (act-order), which costs a launch, or share one order.
+#[test]
+fn experts_take_inputs_in_their_orders() {
+    let fast = device();
+    let exact = fast.clone().with(Arithmetic::Exact);
+    for (b, format) in [(&fast, Format::Q4_0), (&fast, Format::BF16), (&exact, Format::Q4_0)] {
+        let [gates, others] = &[1, 2].map(|seed| orders(b, seed, 288));
+        let downs = &orders(b, 3, 320);
+        for (up, down, more) in [
+            (&[Some(gates), Some(gates)][..], Some(downs), 2),
+            // The products of gate and up take a launch each.
+            (&[Some(gates), Some(others)], None, 3),
+            (&[None, Some(gates)], Some(downs), 3),
+            (&[Some(gates)], None, 1),
+        ] {
+            let mut experts = experts(b, 6, (288, 320), &vec![format; up.len()], format);
+            for (i, orders) in up.iter().enumerate().filter_map(|(i, orders)| Some((i, (*orders)?))) {
+                put_in_order(experts.iter_mut().map(|expert| &mut expert.up[i]), orders);
+            }
+            if let Some(orders) = down {
+                put_in_order(experts.iter_mut().map(|expert| &mut expert.down), orders);
+            }
+            let what = format!("{format}, {} layers in front, {more} launches more", up.len());
+            check(b, &experts, 288, &[(1, 3), (9, 2), (40, 3)], &what);
+            let x = b.upload(&floats(1, 3 * 288), 3, 288).unwrap();
+            let before = b.counts().launches;
+            moe(b, &x, &routing(3, 6, 2), 2, RoutingWeightOn::Output, &experts);
+            assert_eq!(b.counts().launches, before + 4 + more, "{what}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use tallow_core::{HostWeight, LinearWeights, Result, Stack, Tensor, Weight};
 
-use super::{Layout, PANEL, Sixteen, Stored, arg_of_rows, lie_alike, products, sixteen};
+use super::{Layout, PANEL, Sixteen, Stored, arg_of_rows, in_any_order, lie_alike, products, sixteen};
 use crate::args::Args;
 use crate::device::Cuda;
 use crate::kernels;
@@ -47,8 +47,8 @@ fn place_of(room: &Weight<Cuda>, weight: &HostWeight<'_>, i: usize, count: usize
 }
 
 /// Addresses at equal distances: the first of them, and the distance, which wraps around.
-#[derive(Clone, Copy, Debug, Default)]
-struct Evenly {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Evenly {
     first: u64,
     each: u64,
 }
@@ -67,7 +67,7 @@ impl Evenly {
         Evenly { first: self.first + bytes, ..self }
     }
 
-    fn arg(self, args: Args) -> Args {
+    pub(crate) fn arg(self, args: Args) -> Args {
         args.wide(self.first).wide(self.each)
     }
 }
@@ -79,28 +79,41 @@ pub(crate) struct Stacked<'a> {
     weight: &'a Weight<Cuda>,
     weights: Evenly,
     biases: Option<Evenly>,
+    /// The orders in which they take inputs, if not one after the other.
+    orders: Option<Evenly>,
     rows: usize,
 }
 
 impl<'a> Stacked<'a> {
     /// `None` if there are none, or they differ in format or shape, or do not lie at equal distances.
     pub(crate) fn of(layers: impl Iterator<Item = &'a LinearWeights<Cuda>> + Clone) -> Option<Stacked<'a>> {
-        let first = layers.clone().next()?;
-        let weight = first.weight.in_order()?;
-        let all_alike = layers.clone().all(|layer| {
-            layer.weight.in_order().is_some_and(|w| lie_alike(w, weight) && w.rows() == weight.rows())
-                && layer.bias.is_some() == first.bias.is_some()
+        let parts = layers.map(|layer| {
+            let (weight, order) = in_any_order(&layer.weight);
+            (weight, order, layer.bias.as_ref())
+        });
+        let (weight, order, bias) = parts.clone().next()?;
+        let all_alike = parts.clone().all(|(w, o, b)| {
+            let has_same = (o.is_some(), b.is_some()) == (order.is_some(), bias.is_some());
+            has_same && lie_alike(w, weight) && w.rows() == weight.rows()
         });
         if !all_alike {
             return None;
         }
-        let weights = layers.clone().filter_map(|layer| layer.weight.in_order());
-        let weights = Evenly::of(weights.map(|w| Cuda::address(data(w))))?;
-        let biases = match first.bias {
-            Some(_) => Some(Evenly::of(layers.filter_map(|layer| layer.bias.as_ref()).map(Cuda::address))?),
-            None => None,
+        let all = |tensors: &mut dyn Iterator<Item = Option<&Tensor<Cuda>>>| {
+            Evenly::of(tensors.flatten().map(Cuda::address))
         };
-        Some(Stacked { weight, weights, biases, rows: weight.rows() })
+        Some(Stacked {
+            weight,
+            weights: Evenly::of(parts.clone().map(|(w, ..)| Cuda::address(data(w))))?,
+            biases: if bias.is_some() { Some(all(&mut parts.clone().map(|(.., bias)| bias))?) } else { None },
+            orders: if order.is_some() { Some(all(&mut parts.map(|(_, order, _)| order))?) } else { None },
+            rows: weight.rows(),
+        })
+    }
+
+    /// The orders in which they take inputs, if not one after the other.
+    pub(crate) fn orders(&self) -> Option<Evenly> {
+        self.orders
     }
 
     /// Outputs of each.
@@ -127,7 +140,7 @@ impl<'a> Stacked<'a> {
 
     /// True if a kernel that multiplies with one can do so with the other at the same time.
     pub(crate) fn is_like(&self, other: &Stacked<'_>) -> bool {
-        lie_alike(self.weight, other.weight) && self.rows == other.rows
+        lie_alike(self.weight, other.weight) && self.rows == other.rows && self.orders == other.orders
     }
 
     /// The module of the kernels that multiply such weights with input that is rounded to 8 bits; `None` if their codes are no whole numbers.

@@ -2,7 +2,7 @@
 
 use tallow_checkpoint::tensor_names::{Index, Indices, Joint, Slot, named};
 use tallow_checkpoint::{Kind, Stored};
-use tallow_core::{Backend, Expert, LinearWeights, Norm, Stack, Tensor, Weight};
+use tallow_core::{Backend, Expert, LinearWeight, LinearWeights, Norm, Stack, Tensor, Weight};
 use tallow_quant::{Format, MXFP4};
 
 use super::transpose::{Transpose, plain};
@@ -122,12 +122,18 @@ impl<'a, B: Backend> Weights<'a, B> {
             let first = stored(0);
             let alike = first.is_some() && (1..count).all(|expert| stored(expert) == first);
             let mut stack = alike.then(|| Stack::new(count));
-            let each = |expert: usize| {
-                let name = name(expert);
-                let layer = self.stacked_linear(&named(&name), rows, cols, stack.as_mut())?;
-                Ok(LinearWeights { bias: self.bias(name.as_str(), rows, bias)?, ..layer })
+            let (mut layers, mut orders) = (Vec::new(), Vec::new());
+            for name in (0..count).map(name) {
+                let (weight, order) = self.matrix(&named(&name), rows, cols, stack.as_mut())?;
+                layers.push((weight, self.bias(name.as_str(), rows, bias)?));
+                orders.push(order);
+            }
+            let orders = self.orders(orders, cols)?;
+            let layer = |(e, (weight, bias)): (usize, _)| {
+                let order = orders.as_ref().map(|all| all.col_range(e * cols..(e + 1) * cols));
+                LinearWeights { weight: LinearWeight::new(weight, order), bias, lora_target: None }
             };
-            return (0..count).map(each).collect();
+            return Ok(layers.into_iter().enumerate().map(layer).collect());
         }
         let name = name.fill(layer.into());
         let weights = {
@@ -139,6 +145,16 @@ impl<'a, B: Backend> Weights<'a, B> {
         let biases = self.rows_of_biases(&biases, count)?;
         let linear = |(e, weight)| LinearWeights::new(weight, biases.get(e).cloned());
         Ok(weights.into_iter().enumerate().map(linear).collect())
+    }
+
+    /// The orders in which experts take inputs, one after the other; `None` if all take them as they come. One tensor holds them
+    /// all, as a device with all experts in one piece of memory wants them.
+    fn orders(&mut self, of: Vec<Option<Vec<u32>>>, cols: usize) -> Result<Option<Tensor<B>>> {
+        if of.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let order = |order: Option<Vec<u32>>| order.unwrap_or_else(|| (0..cols as u32).collect());
+        self.order(of.into_iter().flat_map(order).collect()).map(Some)
     }
 
     /// One linear layer per expert, stacked in one tensor `shape`: [count, rows, cols].

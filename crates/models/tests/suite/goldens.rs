@@ -27,7 +27,7 @@ struct Runner<'a, B: Backend> {
 
 const PAGE: usize = 16;
 /// Tolerance of the GPU, as a multiple of the CPU's.
-const GPU: f32 = 4.0;
+pub(crate) const GPU: f32 = 4.0;
 
 impl<'a, B: Backend> Runner<'a, B> {
     fn new(b: &'a B, model: &Model, context: usize) -> Runner<'a, B> {
@@ -85,7 +85,7 @@ impl Case {
     }
 
     /// Largest deviation from the reference over all prompts.
-    fn distance<B: Backend>(&self, b: &B, model: &Model) -> f32 {
+    pub(crate) fn distance<B: Backend>(&self, b: &B, model: &Model) -> f32 {
         let far = self.prompts().into_iter().map(|(name, ids)| {
             let (logits, hidden) = Runner::new(b, model, ids.len()).step(&ids);
             let mut most = distance(&logits, &self.tensors[&format!("{name}.logits")].f32());

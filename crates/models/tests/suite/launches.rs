@@ -20,6 +20,7 @@ use tallow_ptx::mock::Machine;
 use tallow_support::{ENCODERS, golden, needed};
 use tallow_wgpu::{Wgpu, devices};
 
+use crate::act_order::mixture;
 use crate::devices::cuda_of;
 
 /// One model of each family and of each variant within a family.
@@ -248,6 +249,8 @@ fn act_order_costs_no_launches_on_cuda() {
     };
     let (in_order, layers) = took("quant/gptq-4bit-g32-sym");
     assert_eq!(took("quant/gptq-4bit-g32-actorder"), (in_order + 2 * layers, layers));
+    // Experts' inputs are put in order by launches of their own.
+    assert_eq!(composed(&launches(&b, &mixture())), [""; 0]);
 }
 
 /// Upper bound of a layer's launches on CUDA in a step of up to 8 tokens: 6 for a dense layer, 9 with the gated delta rule, 12 for a

@@ -184,16 +184,19 @@ impl Memory for Cuda {
 /// Tensors as arguments of kernels.
 impl Args {
     /// A `Matrix` of the kernels: where the view begins, its rows, its columns, and its stride in elements.
+    #[inline(always)]
     fn view(self, address: u64, [rows, cols, stride]: [usize; 3]) -> Args {
         self.wide_and(address, [rows as u32, cols as u32, stride as u32, 0])
     }
 
     /// A view.
+    #[inline(always)]
     pub(crate) fn matrix(self, t: &Tensor<Cuda>) -> Args {
         self.view(Cuda::address(t), [t.rows(), t.cols(), t.stride()])
     }
 
     /// A view that may be missing: all of it is zero then.
+    #[inline(always)]
     pub(crate) fn optional(self, t: Option<&Tensor<Cuda>>) -> Args {
         match t {
             Some(t) => self.matrix(t),
@@ -202,11 +205,13 @@ impl Args {
     }
 
     /// The address of a view's first element.
+    #[inline(always)]
     pub(crate) fn pointer(self, t: &Tensor<Cuda>) -> Args {
         self.wide(Cuda::address(t))
     }
 
     /// The same of a view that may be missing.
+    #[inline(always)]
     pub(crate) fn optional_pointer(self, t: Option<&Tensor<Cuda>>) -> Args {
         self.wide(t.map_or(0, Cuda::address))
     }

@@ -27,7 +27,7 @@ use tallow_core::{
 };
 use tallow_quant::{Coded, Coding, F16, ScaleSink, Scales, with_block};
 
-use crate::args::Args;
+use crate::args::{Args, words};
 use crate::device::Cuda;
 pub(crate) use stacked::{Evenly, Stacked};
 
@@ -499,19 +499,24 @@ pub(crate) fn arg_of_rows(args: Args, w: &Weight<Cuda>, rows: usize) -> Args {
         Weight::Blocks { data, format, .. } => (Layout::of(*format), data),
     };
     let whole = if layout.stored == Stored::Planes { layout.chunk(CHUNK) } else { 0 };
-    let args = args
-        .pointer(data)
-        .wide((data.stride() * data.dtype().size()) as u64)
-        .word(rows)
-        .word(w.cols())
-        .word(layout.stored as usize)
-        .word(layout.bits)
-        .word(layout.meaning as usize)
-        .word(usize::from(layout.bias))
-        .word(layout.scales as usize)
-        .word(layout.run.trailing_zeros() as usize)
-        .float(layout.unit)
-        .word(whole);
+    let [stride, above] = words((data.stride() * data.dtype().size()) as u64);
+    let args = args.wide_and(
+        Cuda::address(data),
+        [
+            stride,
+            above,
+            rows as u32,
+            w.cols() as u32,
+            layout.stored as u32,
+            layout.bits as u32,
+            layout.meaning as u32,
+            u32::from(layout.bias),
+            layout.scales as u32,
+            layout.run.trailing_zeros(),
+            layout.unit.to_bits(),
+            whole as u32,
+        ],
+    );
     let four = |v: &[i8; 4]| u32::from_le_bytes(v.map(|v| v as u8)) as usize;
     layout.table.as_chunks::<4>().0.iter().fold(args, |args, v| args.word(four(v)))
 }

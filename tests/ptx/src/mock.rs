@@ -157,7 +157,10 @@ pub fn last_fault() -> Option<String> {
 
 /// How often a function was called.
 pub fn calls(name: &str) -> u64 {
-    STATE.with(|state| state.borrow().calls.get(name).copied().unwrap_or(0))
+    STATE.with(|state| {
+        let state = state.borrow();
+        state.calls.iter().filter(|(called, _)| *called == name).map(|(_, times)| times).sum()
+    })
 }
 
 /// Result codes of the driver.
@@ -217,7 +220,8 @@ struct State {
     /// Bytes of the largest piece of memory that is free, if it is in pieces.
     largest: Option<u64>,
     is_started: bool,
-    calls: BTreeMap<&'static str, u64>,
+    /// How often each function was called, in the order in which they first were.
+    calls: Vec<(&'static str, u64)>,
     /// The devices' primary contexts.
     contexts: BTreeMap<usize, Context>,
     /// The device whose context is the thread's.
@@ -303,9 +307,15 @@ enum Work {
 impl State {
     /// A function is called: counts it, and fails if it is meant to.
     fn enter(&mut self, name: &'static str) -> Outcome {
-        let calls = self.calls.entry(name).or_default();
-        *calls += 1;
-        let planned = self.machine.fail.iter().find(|(what, nth, _)| (*what, *nth) == (name, *calls));
+        // By where the name lies, which is faster than to compare it.
+        let place = self.calls.iter().position(|(called, _)| std::ptr::eq(*called, name));
+        let place = place.unwrap_or_else(|| {
+            self.calls.push((name, 0));
+            self.calls.len() - 1
+        });
+        self.calls[place].1 += 1;
+        let call = (name, self.calls[place].1);
+        let planned = self.machine.fail.iter().find(|(what, nth, _)| (*what, *nth) == call);
         let planned = planned.map(|(_, _, code)| *code);
         let Some(code) = planned.or_else(|| self.follow_script(name)) else { return Ok(()) };
         if code::is_sticky(code)
@@ -513,8 +523,9 @@ impl State {
         [grid, block]: [[u32; 3]; 2],
         shared: u32,
         stream: usize,
-        parameters: Vec<u8>,
+        parameters: &[u8],
     ) -> Outcome {
+        let is_idle = !self.machine.computes && self.machine.endless.is_none();
         let (context, _) = self.context()?;
         let function = context.functions.get(&function).ok_or(code::INVALID_HANDLE)?;
         let fits = grid.iter().chain(&block).all(|n| *n > 0) && grid[1..].iter().all(|n| *n <= MOST_CTAS);
@@ -523,7 +534,12 @@ impl State {
             self.fault = Some(format!("a launch of {}: {what}", function.kernel.name()));
             return Err(code::INVALID_VALUE);
         }
+        // What is not done is not copied: that would be counted as the host's work.
+        if is_idle && context.streams.contains(&stream) && !context.graphs.captures(stream) {
+            return Ok(());
+        }
         let (module, kernel) = (function.module, function.kernel.clone());
+        let parameters = parameters.to_vec();
         self.enqueue(stream, &Work::Launch { module, kernel, grid, block, shared, parameters })
     }
 }

@@ -102,6 +102,9 @@ impl Pool {
     fn find(&self, size: u64) -> Result<Option<(u64, u64)>> {
         let found = self.reuses.get().then(|| {
             let mut free = self.free.borrow_mut();
+            if let Some(address) = free.get_mut(&size).and_then(Vec::pop) {
+                return Some((size, address));
+            }
             let mut blocks = free.range_mut(size..=size.saturating_mul(self.slack));
             blocks.find_map(|(size, addresses)| Some((*size, addresses.pop()?)))
         });

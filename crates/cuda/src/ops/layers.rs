@@ -7,7 +7,7 @@ use tallow_core::ops::{Epilogue, IndexMode, IndexRows, Normalize};
 use tallow_core::{Activation, Backend, LinearWeights, Norm, Result, Tensor, Weight};
 
 use super::rowwise;
-use crate::args::Args;
+use crate::args::{Args, words};
 use crate::device::Cuda;
 use crate::kernels::Kernel;
 use crate::weights;
@@ -116,13 +116,14 @@ impl<'a> Part<'a> {
 
     /// Layers by how their weights lie and the order of their inputs, as many together as a launch takes.
     pub(super) fn groups(parts: Vec<Part<'a>>) -> Vec<Vec<Part<'a>>> {
+        let are_alike =
+            |a: &Part<'_>, b: &Part<'_>| weights::lie_alike(a.weight, b.weight) && are_same(a.order, b.order);
+        if (1..=PARTS).contains(&parts.len()) && parts.iter().all(|part| are_alike(&parts[0], part)) {
+            return vec![parts];
+        }
         let mut groups: Vec<Vec<Part<'_>>> = Vec::new();
         for part in parts {
-            let is_like = |group: &&mut Vec<Part<'_>>| {
-                group.len() < PARTS
-                    && weights::lie_alike(group[0].weight, part.weight)
-                    && are_same(group[0].order, part.order)
-            };
+            let is_like = |group: &&mut Vec<Part<'_>>| group.len() < PARTS && are_alike(&group[0], &part);
             match groups.iter_mut().find(is_like) {
                 Some(group) => group.push(part),
                 None => groups.push(vec![part]),
@@ -153,12 +154,12 @@ impl Layers<'_> {
         let mut args = weights::arg(args, self.form());
         for i in 0..PARTS {
             args = match self.parts.get(i) {
-                Some(Part { weight, bias, rows, column, .. }) => args
-                    .wide(weights::address_of_row(weight, rows.start).unwrap_or_default())
-                    .optional_pointer(bias.as_ref())
-                    .word(rows.len())
-                    .word(*column),
-                None => args.wide(0).wide(0).word(0).word(0),
+                Some(Part { weight, bias, rows, column, .. }) => {
+                    let at = weights::address_of_row(weight, rows.start).unwrap_or_default();
+                    let [bias, above] = words(bias.as_ref().map_or(0, Cuda::address));
+                    args.wide_and(at, [bias, above, rows.len() as u32, *column as u32])
+                }
+                None => args.wide_and(0, [0; 4]),
             };
         }
         let act = match self.join {

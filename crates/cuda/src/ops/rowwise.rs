@@ -3,7 +3,7 @@
 use tallow_core::ops::{Activate, Copy, Eltwise, EltwiseOp, IndexMode, IndexRows, Normalize, PermuteCols};
 use tallow_core::{Activation, Norm, NormKind, Result, Tensor};
 
-use crate::args::Args;
+use crate::args::{Args, words};
 use crate::device::Cuda;
 use crate::gpu::Launch;
 use crate::kernels::Kernel;
@@ -84,13 +84,10 @@ impl Cuda {
 
 /// A norm: `Norm` in the kernels. All of it is zero if there is none.
 pub(crate) fn norm(args: Args, by: Option<&Norm<Cuda>>) -> Args {
-    let (width, is_centred) = by.map_or((0, false), |by| (by.weight.cols(), by.kind == NormKind::Layer));
-    args.optional_pointer(by.map(|by| &by.weight))
-        .optional_pointer(by.and_then(|by| by.bias.as_ref()))
-        .word(width)
-        .flag(is_centred)
-        .float(by.map_or(0.0, |by| by.eps))
-        .word(0)
+    let Some(Norm { kind, weight, bias, eps }) = by else { return args.wide_and(0, [0; 6]) };
+    let [bias, above] = words(bias.as_ref().map_or(0, Cuda::address));
+    let (width, is_centred) = (weight.cols() as u32, u32::from(*kind == NormKind::Layer));
+    args.wide_and(Cuda::address(weight), [bias, above, width, is_centred, eps.to_bits(), 0])
 }
 
 /// The number of no activation in the kernels.

@@ -534,8 +534,9 @@ unsafe extern "C" fn launch(
 /// The bytes of a launch's parameters.
 ///
 /// # Safety
-/// `extra` must be null, or a list of tags, each with its value, that ends with a zero; the bytes that it names must be there.
-unsafe fn packed(mut extra: *mut *mut c_void) -> Result<Vec<u8>, c_int> {
+/// `extra` must be null, or a list of tags, each with its value, that ends with a zero; the bytes that it names must be there as long
+/// as the result is used.
+unsafe fn packed<'a>(mut extra: *mut *mut c_void) -> Result<&'a [u8], c_int> {
     let (mut bytes, mut size) = (std::ptr::null::<u8>(), 0);
     // SAFETY: the caller gives such a list.
     unsafe {
@@ -550,9 +551,9 @@ unsafe fn packed(mut extra: *mut *mut c_void) -> Result<Vec<u8>, c_int> {
         }
     }
     match (bytes.is_null(), size) {
-        (_, 0) => Ok(Vec::new()),
+        (_, 0) => Ok(&[]),
         (true, _) => Err(code::INVALID_VALUE),
         // SAFETY: the caller gives so many bytes.
-        (false, size) => Ok(unsafe { std::slice::from_raw_parts(bytes, size) }.to_vec()),
+        (false, size) => Ok(unsafe { std::slice::from_raw_parts(bytes, size) }),
     }
 }

@@ -40,6 +40,11 @@ impl Graphs {
         Ok(true)
     }
 
+    /// True if a stream captures.
+    pub(super) fn captures(&self, stream: usize) -> bool {
+        self.captures.contains_key(&stream)
+    }
+
     /// A call that waits for this stream.
     pub(super) fn waits(&mut self, stream: usize) -> Outcome {
         match self.captures.get_mut(&stream) {

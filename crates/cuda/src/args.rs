@@ -18,7 +18,8 @@ thread_local! {
 
 impl Drop for Args {
     fn drop(&mut self) {
-        SPARE.set(std::mem::take(&mut self.0));
+        // At the end of a thread there is none.
+        let _ = SPARE.try_with(|spare| spare.set(std::mem::take(&mut self.0)));
     }
 }
 
@@ -30,7 +31,7 @@ pub(crate) fn words(n: u64) -> [u32; 2] {
 
 impl Args {
     pub(crate) fn new() -> Args {
-        let mut words = SPARE.take();
+        let mut words = SPARE.try_with(Cell::take).unwrap_or_default();
         words.clear();
         words.reserve(ROOM);
         Args(words)

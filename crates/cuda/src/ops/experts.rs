@@ -61,7 +61,7 @@ impl<'a> Experts<'a> {
     }
 }
 
-/// What layers of experts take: rows of x, and of those that are rounded before all of them.
+/// Input of experts' layers: rows of x as they are routed, and what is rounded in advance.
 struct Input {
     x: Tensor<Cuda>,
     routed: Routed,

@@ -63,6 +63,17 @@ impl Evenly {
         addresses.all(follows).then_some(Evenly { first, each })
     }
 
+    /// Those of tensors, or none where there are none.
+    fn of_tensors<'a>(
+        tensors: impl Iterator<Item = Option<&'a Tensor<Cuda>>> + Clone,
+    ) -> Option<Option<Evenly>> {
+        let addresses = tensors.flatten().map(Cuda::address);
+        match addresses.clone().next() {
+            Some(_) => Evenly::of(addresses).map(Some),
+            None => Some(None),
+        }
+    }
+
     fn after(self, bytes: u64) -> Evenly {
         Evenly { first: self.first + bytes, ..self }
     }
@@ -99,14 +110,11 @@ impl<'a> Stacked<'a> {
         if !all_alike {
             return None;
         }
-        let all = |tensors: &mut dyn Iterator<Item = Option<&Tensor<Cuda>>>| {
-            Evenly::of(tensors.flatten().map(Cuda::address))
-        };
         Some(Stacked {
             weight,
             weights: Evenly::of(parts.clone().map(|(w, ..)| Cuda::address(data(w))))?,
-            biases: if bias.is_some() { Some(all(&mut parts.clone().map(|(.., bias)| bias))?) } else { None },
-            orders: if order.is_some() { Some(all(&mut parts.map(|(_, order, _)| order))?) } else { None },
+            biases: Evenly::of_tensors(parts.clone().map(|(.., bias)| bias))?,
+            orders: Evenly::of_tensors(parts.map(|(_, order, _)| order))?,
             rows: weight.rows(),
         })
     }

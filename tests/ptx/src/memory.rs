@@ -1,9 +1,12 @@
 //! Global and shared memory, with shadow state for each byte: initialised or not, and its last accesses, to detect races.
 
 mod races;
+mod view;
 
 use crate::fault::Trouble;
-pub(crate) use races::{Access, Global, Order, Shared, Touch, Touching, Who};
+pub(crate) use races::Who;
+use races::{Access, Global, Order, Shared, Touch, Touching, WHOLE};
+pub(crate) use view::{View, Words};
 
 /// Bits of an address within an allocation. Those above number the allocation, so that no pointer strays into another.
 const WITHIN: u32 = 36;
@@ -36,49 +39,64 @@ impl Bytes {
         self.written.fill(0);
     }
 
-    /// Whether `size` bytes (a power of two up to eight, aligned) were written.
+    /// Whether an aligned element of up to 16 bytes was written.
+    #[inline(always)]
     fn is_written(&self, at: usize, size: usize) -> bool {
-        let bits = ((1u32 << size) - 1) as u8;
-        self.written[at / 8] >> (at % 8) & bits == bits
+        match size {
+            16 => self.written[at / 8..][..2] == [u8::MAX; 2],
+            _ => !self.written[at / 8] & bits(at, size) == 0,
+        }
     }
 
     /// The first of these bytes that nobody has written.
     fn unwritten(&self, at: usize, size: usize) -> Option<usize> {
-        let is_whole = at.is_multiple_of(8) && size.is_multiple_of(8);
-        if is_whole && self.written[at / 8..(at + size) / 8].iter().all(|bits| *bits == u8::MAX) {
-            return None;
+        let end = at + size;
+        let (first, last) = (at.next_multiple_of(8).min(end), end / 8 * 8);
+        let are_between =
+            first > last || self.written[first / 8..last / 8].iter().all(|bits| *bits == u8::MAX);
+        let is_written = |at: &usize| self.written[at / 8] >> (at % 8) & 1 == 1;
+        match are_between {
+            true => (at..first).chain(last.max(first)..end).find(|at| !is_written(at)),
+            false => (at..end).find(|at| !is_written(at)),
         }
-        (at..at + size).find(|at| !self.is_written(*at, 1))
+    }
+
+    /// A word, or the less that an element has.
+    #[inline(always)]
+    fn word<const SIZE: usize>(&self, at: usize) -> u32 {
+        let mut word = [0; 4];
+        let size = SIZE.min(4);
+        word[..size].copy_from_slice(&self.bytes[at..at + size]);
+        u32::from_le_bytes(word)
     }
 
     #[inline(always)]
-    fn mark(&mut self, at: usize, size: usize) {
-        self.written[at / 8] |= (((1u32 << size) - 1) << (at % 8)) as u8;
+    fn set_word<const SIZE: usize>(&mut self, at: usize, word: u32) {
+        let size = SIZE.min(4);
+        self.bytes[at..at + size].copy_from_slice(&word.to_le_bytes()[..size]);
     }
 
+    /// An aligned element of up to 16 bytes is written.
     #[inline(always)]
-    fn get<const SIZE: usize>(&self, at: usize) -> u64 {
-        let mut value = [0; 8];
-        value[..SIZE].copy_from_slice(&self.bytes[at..at + SIZE]);
-        u64::from_le_bytes(value)
-    }
-
-    #[inline(always)]
-    fn set<const SIZE: usize>(&mut self, at: usize, value: u64) {
-        self.bytes[at..at + SIZE].copy_from_slice(&value.to_le_bytes()[..SIZE]);
-        self.mark(at, SIZE);
+    fn mark<const SIZE: usize>(&mut self, at: usize) {
+        match SIZE {
+            16 => self.written[at / 8..][..2].fill(u8::MAX),
+            _ => self.written[at / 8] |= bits(at, SIZE),
+        }
     }
 
     fn set_run(&mut self, at: usize, data: &[u8]) {
         let end = at + data.len();
         self.bytes[at..end].copy_from_slice(data);
-        match at.is_multiple_of(8) && end.is_multiple_of(8) {
-            true => self.written[at / 8..end / 8].fill(u8::MAX),
-            false => (at..end).for_each(|at| self.mark(at, 1)),
+        let (first, last) = (at.next_multiple_of(8).min(end), end / 8 * 8);
+        if first < last {
+            self.written[first / 8..last / 8].fill(u8::MAX);
         }
+        (at..first).chain(last.max(first)..end).for_each(|at| self.written[at / 8] |= 1 << (at % 8));
     }
 
     /// Makes sure that an aligned element may be read: it was written, and nothing races with that.
+    #[inline(always)]
     fn read<const SIZE: usize>(&mut self, at: usize, by: &impl Access) -> Result<(), Trouble> {
         match self.is_written(at, SIZE) {
             true => self.touch(at, SIZE, Touching::Read, by),
@@ -92,6 +110,41 @@ impl Bytes {
             Some(at) => Err(Trouble::Unwritten { what: space(by), at }),
             None => self.touch(at, size, Touching::Read, by),
         }
+    }
+
+    /// Makes sure that words side by side may be read, as is usual. False where it takes more to tell.
+    #[inline(always)]
+    fn read_words(&mut self, at: usize, size: usize, by: &impl Access) -> bool {
+        if !by.is_clear() || self.unwritten(at, size).is_some() {
+            return false;
+        }
+        let words = at / 4..(at + size) / 4;
+        let (readers, writers) = (&mut self.readers[words.clone()], &self.writers[words]);
+        let mut are_before = true;
+        writers.iter().for_each(|touch| are_before &= by.is_clearly_before(*touch));
+        if are_before {
+            let words = readers.iter_mut().zip(writers);
+            words.for_each(|(reader, writer)| *reader = by.reading(*reader, *writer));
+        }
+        are_before
+    }
+
+    /// Records a write of bytes side by side, and detects races.
+    #[inline(always)]
+    fn write_run(&mut self, at: usize, size: usize, by: &impl Access) -> Result<(), Trouble> {
+        let words = at / 4..(at + size) / 4;
+        if at.is_multiple_of(4) && size.is_multiple_of(4) {
+            let (readers, writers) = (&mut self.readers[words.clone()], &mut self.writers[words]);
+            let mut are_before = true;
+            readers.iter().for_each(|touch| are_before &= by.is_clearly_before(*touch));
+            writers.iter().for_each(|touch| are_before &= by.is_clearly_before(*touch));
+            if are_before {
+                writers.fill(by.me().of(WHOLE));
+                readers.fill(Touch::default());
+                return Ok(());
+            }
+        }
+        self.touch(at, size, Touching::Write, by)
     }
 
     /// Records an access, and detects races with earlier ones.
@@ -113,102 +166,14 @@ impl Bytes {
     }
 }
 
+/// Bits of an aligned element of up to eight bytes, of those that say whether bytes were written.
+#[inline(always)]
+fn bits(at: usize, size: usize) -> u8 {
+    (((1u32 << size) - 1) << (at % 8)) as u8
+}
+
 fn space<A: Access>(_: &A) -> &'static str {
     A::SPACE
-}
-
-/// An allocation, or a CTA's shared memory, as an instruction accesses it.
-pub(crate) struct View<'a, A> {
-    bytes: &'a mut Bytes,
-    start: u64,
-    by: A,
-}
-
-impl<A: Access> View<'_, A> {
-    /// True if an address is in this allocation, or beyond its end.
-    #[inline(always)]
-    pub(crate) fn holds(&self, address: u64) -> bool {
-        (address ^ self.start) >> WITHIN == 0
-    }
-
-    /// The place of `size` bytes.
-    #[inline(always)]
-    fn place(&self, address: u64, size: usize) -> Result<usize, Trouble> {
-        let (at, len) = ((address - self.start) as usize, self.bytes.size);
-        let end = at.saturating_add(size);
-        if end > len {
-            return Err(Trouble::OutOfBounds { size: len, past: (end - len) as u64 });
-        }
-        Ok(at)
-    }
-
-    /// Reads an aligned element.
-    #[inline(always)]
-    pub(crate) fn read<const SIZE: usize>(&mut self, address: u64) -> Result<u64, Trouble> {
-        let at = self.place(address, SIZE)?;
-        let bytes = if SIZE < 4 { ((1u8 << SIZE) - 1) << (at % 4) } else { 15 };
-        let mut words = self.bytes.readers[at / 4..][..SIZE.div_ceil(4)].iter();
-        if !words.all(|reader| self.by.has_read(*reader, bytes)) {
-            self.bytes.read::<SIZE>(at, &self.by)?;
-        }
-        Ok(self.bytes.get::<SIZE>(at))
-    }
-
-    /// Reads bytes side by side.
-    #[inline(always)]
-    pub(crate) fn read_run(&mut self, address: u64, size: usize) -> Result<&[u8], Trouble> {
-        let at = self.place(address, size)?;
-        let is_whole = at.is_multiple_of(4) && size.is_multiple_of(4);
-        let mut has_read = is_whole;
-        for reader in &self.bytes.readers[at / 4..][..size / 4] {
-            has_read &= self.by.has_read(*reader, 15);
-        }
-        if !has_read {
-            self.bytes.read_run(at, size, &self.by)?;
-        }
-        Ok(&self.bytes.bytes[at..at + size])
-    }
-
-    /// Writes an aligned element.
-    #[inline(always)]
-    pub(crate) fn write<const SIZE: usize>(&mut self, address: u64, value: u64) -> Result<(), Trouble> {
-        let at = self.place(address, SIZE)?;
-        self.bytes.touch(at, SIZE, Touching::Write, &self.by)?;
-        self.bytes.set::<SIZE>(at, value);
-        Ok(())
-    }
-
-    /// Writes bytes side by side.
-    #[inline(always)]
-    pub(crate) fn write_run(&mut self, address: u64, data: &[u8]) -> Result<(), Trouble> {
-        let at = self.place(address, data.len())?;
-        self.bytes.touch(at, data.len(), Touching::Write, &self.by)?;
-        self.bytes.set_run(at, data);
-        Ok(())
-    }
-
-    /// An asynchronous copy to these bytes begins: it may land from now on, and until it is waited for they are uninitialised.
-    pub(crate) fn expect(&mut self, address: u64, size: usize) -> Result<(), Trouble> {
-        let at = self.place(address, size)?;
-        self.bytes.touch(at, size, Touching::Write, &self.by)?;
-        (at..at + size).for_each(|at| self.bytes.written[at / 8] &= !(1 << (at % 8)));
-        Ok(())
-    }
-
-    /// An atomic: reads, and writes the new value in place of the old one, which it returns.
-    fn change(&mut self, address: u64, size: usize, change: impl FnOnce(u64) -> u64) -> Result<u64, Trouble> {
-        let at = self.place(address, size)?;
-        if let Some(at) = self.bytes.unwritten(at, size) {
-            return Err(Trouble::Unwritten { what: A::SPACE, at });
-        }
-        self.bytes.touch(at, size, Touching::Atomic, &self.by)?;
-        let old = if size == 8 { self.bytes.get::<8>(at) } else { self.bytes.get::<4>(at) };
-        match size {
-            8 => self.bytes.set::<8>(at, change(old)),
-            _ => self.bytes.set::<4>(at, change(old)),
-        }
-        Ok(old)
-    }
 }
 
 /// Memory that instructions access: global, or shared.
@@ -347,7 +312,7 @@ impl Memory {
         for (at, (byte, is_written)) in (at..).zip(copied) {
             bytes.bytes[at] = byte;
             match is_written {
-                true => bytes.mark(at, 1),
+                true => bytes.written[at / 8] |= 1 << (at % 8),
                 false => bytes.written[at / 8] &= !(1 << (at % 8)),
             }
         }

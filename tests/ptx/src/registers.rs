@@ -1,5 +1,7 @@
 //! The registers of a warp: 32 lanes side by side, so that one instruction is a few of the host's vector instructions.
 
+use std::ops::Range;
+
 use bytemuck::{cast, cast_ref};
 
 use crate::parse::Kind;
@@ -79,6 +81,12 @@ impl Mask {
     fn part(self, part: usize) -> [u32; PART] {
         let bits = self.bits >> (part * PART);
         std::array::from_fn(|i| 0u32.wrapping_sub(bits >> i & 1))
+    }
+
+    /// From the first of the lanes to the last.
+    #[inline(always)]
+    pub(crate) fn range(self) -> Range<usize> {
+        self.bits.trailing_zeros() as usize..LANES - self.bits.leading_zeros() as usize
     }
 
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! Execution of a warp: converged lanes together, divergent groups by least PC.
 
 mod access;
+mod request;
 
 use crate::code::{Code, Instruction, Lowered, Shuffle, ShuffleMode, Special, VoteMode};
 use crate::fault::Trouble;

@@ -27,9 +27,13 @@ pub(crate) enum Touching {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Touch(u64);
 
-/// The bits of a touch that say which bytes, and those that say which warp.
+/// All bytes of a word.
+pub(super) const WHOLE: u8 = 15;
+
+/// The bits of a touch that say which bytes, which warp and which CTA.
 const BYTES: u64 = 0xff;
 const WARP: u64 = 0xff00;
+const CTA: u64 = !0 << 32;
 
 /// In place of a warp: it was an atomic, and these do not race with each other.
 const ATOMIC: u8 = u8::MAX;
@@ -39,31 +43,44 @@ const SEVERAL_CTAS: u8 = SEVERAL - 1;
 const EVERYONE: u8 = SEVERAL_CTAS - 1;
 
 impl Touch {
+    #[inline(always)]
     fn new(cta: u32, epoch: u16, warp: u8) -> Touch {
         Touch(u64::from(cta) << 32 | u64::from(epoch) << 16 | u64::from(warp) << 8)
     }
 
     /// The same, of these bytes.
-    fn of(self, bytes: u8) -> Touch {
+    #[inline(always)]
+    pub(super) fn of(self, bytes: u8) -> Touch {
         Touch(self.0 & !BYTES | u64::from(bytes))
     }
 
+    /// The same, unless it is of any of these bytes: then nobody.
+    #[inline(always)]
+    pub(super) fn unless_of(self, bytes: u8) -> Touch {
+        if self.bytes() & bytes != 0 { Touch(0) } else { self }
+    }
+
+    #[inline(always)]
     fn by(self, warp: u8) -> Touch {
         Touch(self.0 & !WARP | u64::from(warp) << 8)
     }
 
+    #[inline(always)]
     fn cta(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
+    #[inline(always)]
     fn epoch(self) -> u16 {
         (self.0 >> 16) as u16
     }
 
+    #[inline(always)]
     fn warp(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
+    #[inline(always)]
     fn bytes(self) -> u8 {
         self.0 as u8
     }
@@ -83,12 +100,25 @@ pub(crate) trait Access: Copy {
     fn readers(&self, writer: Touch) -> Touch;
     /// True if it happens before.
     fn is_ordered(&self, touch: Touch) -> bool;
+    /// True if it happens before, and that takes no more than a comparison to tell.
+    fn is_clearly_before(&self, touch: Touch) -> bool;
+    /// True if comparisons tell all that happens before: no fences have ordered other CTAs with this one.
+    fn is_clear(&self) -> bool;
 
     /// True if a read of these bytes is on record. Whoever writes them clears that: so they were written, and may be read.
     #[inline(always)]
     fn has_read(&self, reader: Touch, bytes: u8) -> bool {
-        let is = |who: Touch, which: u64| (reader.0 ^ who.0) & which & !BYTES == 0;
-        bytes & !reader.bytes() == 0 && is(self.me(), Self::READER) | is(self.everyone(), !0)
+        let missing = !reader.0 & u64::from(bytes);
+        let differs = |who: Touch, by: u64| (reader.0 ^ who.0) & by & !BYTES | missing;
+        (differs(self.me(), Self::READER) == 0) | (differs(self.everyone(), !0) == 0)
+    }
+
+    /// The readers of a word on record once all of it is read, if that is clear and does not race.
+    #[inline(always)]
+    fn reading(&self, reader: Touch, writer: Touch) -> Touch {
+        let is_known = self.has_read(reader, WHOLE);
+        let new = if self.is_clearly_before(reader) { self.me() } else { self.readers(writer) };
+        if is_known { reader } else { new.of(WHOLE) }
     }
 }
 
@@ -115,6 +145,7 @@ impl Access for Global<'_> {
         Touch::new(self.first, 0, EVERYONE)
     }
 
+    #[inline(always)]
     fn readers(&self, writer: Touch) -> Touch {
         if writer.cta() < self.first { self.everyone() } else { self.me().by(SEVERAL_CTAS) }
     }
@@ -124,6 +155,18 @@ impl Access for Global<'_> {
         let (cta, by) = (touch.cta(), self.who.cta);
         let is_one = !matches!(touch.warp(), SEVERAL_CTAS | EVERYONE);
         cta < self.first || is_one && (cta == by || self.order.is_over(cta, touch.epoch(), touch.warp(), by))
+    }
+
+    #[inline(always)]
+    fn is_clearly_before(&self, touch: Touch) -> bool {
+        let warp = |warp: u8| touch.0 & WARP == u64::from(warp) << 8;
+        let is_mine = (touch.0 ^ self.me().0) & CTA == 0;
+        (touch.0 < Touch::new(self.first, 0, 0).0) | is_mine & !warp(SEVERAL_CTAS) & !warp(EVERYONE)
+    }
+
+    #[inline(always)]
+    fn is_clear(&self) -> bool {
+        !self.order.known.contains_key(&self.who.cta)
     }
 }
 
@@ -145,6 +188,7 @@ impl Access for Shared {
         self.me().by(SEVERAL)
     }
 
+    #[inline(always)]
     fn readers(&self, _: Touch) -> Touch {
         self.everyone()
     }
@@ -152,7 +196,18 @@ impl Access for Shared {
     #[inline(always)]
     fn is_ordered(&self, touch: Touch) -> bool {
         // Of another CTA or epoch: both are over.
-        (touch.0 ^ self.me().0) & !(WARP | BYTES) != 0 || touch.warp() == self.0.warp
+        let differs = touch.0 ^ self.me().0;
+        (differs & !(WARP | BYTES) != 0) | (differs & WARP == 0)
+    }
+
+    #[inline(always)]
+    fn is_clearly_before(&self, touch: Touch) -> bool {
+        self.is_ordered(touch)
+    }
+
+    #[inline(always)]
+    fn is_clear(&self) -> bool {
+        true
     }
 }
 
@@ -186,9 +241,7 @@ pub(super) fn touch(
         }
         *writer = me;
         // They happen before this write: whoever is ordered with it is ordered with them.
-        if reader.bytes() & bytes != 0 {
-            *reader = Touch(0);
-        }
+        *reader = reader.unless_of(bytes);
         return Ok(());
     }
     let last = *reader;

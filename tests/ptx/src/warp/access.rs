@@ -2,22 +2,13 @@
 
 use bytemuck::cast;
 
+use super::request::{Request, aligned};
 use super::{Copy, Cta, Warp, first_lane};
 use crate::code::{self, Access, Address, Atomic};
 use crate::fault::Trouble;
-use crate::memory::{Bytes, Memory, Space, Who};
+use crate::memory::{Bytes, Memory, Space, Words};
 use crate::parse::Kind;
 use crate::registers::{LANES, Lane, Mask, PART, Wide, Word};
-
-/// Access pattern of a warp.
-enum Spread {
-    /// Coalesced.
-    Run,
-    /// All lanes at one address.
-    Same,
-    /// Otherwise.
-    Apart,
-}
 
 /// A fault, and the first lane that it concerns.
 type Found = (Trouble, usize);
@@ -142,10 +133,11 @@ impl Warp {
             let loaded = self.load_parameters(access, 0u64.wrapping_add_signed(offset), cta.parameters, mask);
             return loaded.map_err(|trouble| (trouble, first));
         }
-        let addresses = self.addresses(&access.address);
+        let addresses = &self.addresses(&access.address);
+        let request = Request { who, addresses, mask };
         match access.address.space {
-            code::Space::Global => self.load_from(cta.memory, who, access, &addresses, mask),
-            code::Space::Shared => self.load_from(cta.shared, who, access, &addresses, mask),
+            code::Space::Global => self.load_from(cta.memory, access, request),
+            code::Space::Shared => self.load_from(cta.shared, access, request),
             code::Space::Parameters => {
                 // Lanes seldom differ.
                 let mut left = mask.bits;
@@ -169,214 +161,126 @@ impl Warp {
     fn load_from<S: Space>(
         &mut self,
         from: &mut S,
-        who: Who,
         access: &Access,
-        addresses: &[u64; LANES],
-        mask: Mask,
+        request: Request<'_>,
     ) -> Result<(), Found> {
-        match (access.kind, access.size) {
-            (Kind::Wide, _) => self.load_wide(from, who, access, addresses, mask),
-            (_, 1) => self.isa.run(
-                #[inline(always)]
-                || self.load_words::<S, 1>(from, who, access, addresses, mask),
-            ),
-            (_, 2) => self.isa.run(
-                #[inline(always)]
-                || self.load_words::<S, 2>(from, who, access, addresses, mask),
-            ),
-            _ => self.isa.run(
-                #[inline(always)]
-                || self.load_words::<S, 4>(from, who, access, addresses, mask),
-            ),
+        match access.size * access.count {
+            1 => self.load_elements::<S, 1, 1>(from, access, request),
+            2 => self.load_elements::<S, 2, 1>(from, access, request),
+            4 => self.load_elements::<S, 4, 1>(from, access, request),
+            8 => self.load_elements::<S, 8, 2>(from, access, request),
+            _ => self.load_elements::<S, 16, 4>(from, access, request),
         }
     }
 
-    /// Loads of elements that a word holds.
-    #[inline(always)]
-    fn load_words<S: Space, const SIZE: usize>(
+    /// Loads elements that take so many bytes, and words, of each lane.
+    fn load_elements<S: Space, const BYTES: usize, const WORDS: usize>(
         &mut self,
         from: &mut S,
-        who: Who,
         access: &Access,
-        addresses: &[u64; LANES],
-        mask: Mask,
+        request: Request<'_>,
     ) -> Result<(), Found> {
-        let count = usize::from(access.count);
-        let (step, registers) = (SIZE * count, &access.registers[..count]);
-        let mut values = [[0; LANES]; 4];
-        // Where something is wrong, the lanes are gone through one by one to find the first that it concerns.
-        let is_done = match spread(addresses, step, mask) {
-            Spread::Run => from.view(addresses[0], who).is_ok_and(|mut view| {
-                let bytes = view.read_run(addresses[0], LANES * step);
-                let bytes = bytes.map(|bytes| apart::<SIZE>(bytes, count, &mut values));
-                bytes.is_ok()
-            }),
-            Spread::Same => from.view(addresses[0], who).is_ok_and(|mut view| {
-                let bytes = view.read_run(addresses[0], step);
-                let elements = bytes.map(|bytes| bytes.as_chunks::<SIZE>().0.iter().zip(&mut values));
-                elements.map(|all| all.for_each(|(bytes, values)| *values = [word(bytes); LANES])).is_ok()
-            }),
-            Spread::Apart => false,
-        };
-        if !is_done {
-            let first = first_lane(mask.bits);
-            let mut view = from.view(addresses[first], who).map_err(|trouble| (trouble, first))?;
-            for lane in mask.lanes() {
-                let address = addresses[lane];
-                aligned(address, step).map_err(|trouble| (trouble, lane))?;
-                if !view.holds(address) {
-                    view = from.view(address, who).map_err(|trouble| (trouble, lane))?;
+        self.isa.run(
+            #[inline(always)]
+            || {
+                let mut words = [[0; LANES]; 4];
+                request.load::<S, BYTES, WORDS>(from, &mut words)?;
+                match (access.kind, access.size) {
+                    (Kind::Wide, _) => self.put_wides(access, request.mask, &words),
+                    (_, 4) => {
+                        for (to, words) in access.registers[..BYTES / 4].iter().zip(words) {
+                            Word::put_all(&mut self.registers, *to, request.mask, cast(words));
+                        }
+                    }
+                    _ => self.put_narrow(access, request.mask, &words),
                 }
-                for (i, values) in values[..count].iter_mut().enumerate() {
-                    let value = view.read::<SIZE>(address + (i * SIZE) as u64);
-                    values[lane] = value.map_err(|trouble| (trouble, lane))? as u32;
-                }
+                Ok(())
+            },
+        )
+    }
+
+    /// Puts loaded elements in registers of 64 bits.
+    fn put_wides(&mut self, access: &Access, mask: Mask, words: &Words) {
+        let size = usize::from(access.size);
+        for (i, to) in access.registers[..usize::from(access.count)].iter().enumerate() {
+            let mut values = [0; LANES];
+            for (lane, value) in values.iter_mut().enumerate() {
+                *value = match size {
+                    8 => u64::from(words[2 * i + 1][lane]) << 32 | u64::from(words[2 * i][lane]),
+                    _ => u64::from(part(words[i * size / 4][lane], i * size % 4, size)),
+                };
+                *value = access.extend.map_or(*value, |bits| extended(*value, size, bits));
             }
+            Wide::put_all(&mut self.registers, *to, mask, cast(values));
         }
-        for (to, mut values) in registers.iter().zip(values) {
+    }
+
+    /// Puts loaded bytes or halves in registers of words.
+    #[inline(always)]
+    fn put_narrow(&mut self, access: &Access, mask: Mask, words: &Words) {
+        let size = usize::from(access.size);
+        for (i, to) in access.registers[..usize::from(access.count)].iter().enumerate() {
+            let mut values = words[i * size / 4];
+            values.iter_mut().for_each(|value| *value = part(*value, i * size % 4, size));
             if let Some(bits) = access.extend {
-                values = values.map(|value| extended(u64::from(value), SIZE, bits) as u32);
+                values.iter_mut().for_each(|value| *value = extended(u64::from(*value), size, bits) as u32);
             }
             Word::put_all(&mut self.registers, *to, mask, cast(values));
         }
-        Ok(())
-    }
-
-    /// Loads of what takes a register of 64 bits.
-    fn load_wide<S: Space>(
-        &mut self,
-        from: &mut S,
-        who: Who,
-        access: &Access,
-        addresses: &[u64; LANES],
-        mask: Mask,
-    ) -> Result<(), Found> {
-        let (size, count) = (usize::from(access.size), usize::from(access.count));
-        for lane in mask.lanes() {
-            let mut read = || {
-                aligned(addresses[lane], size * count)?;
-                let mut view = from.view(addresses[lane], who)?;
-                for (i, to) in access.registers[..count].iter().enumerate() {
-                    let address = addresses[lane] + (i * size) as u64;
-                    let value = match size {
-                        1 => view.read::<1>(address)?,
-                        2 => view.read::<2>(address)?,
-                        4 => view.read::<4>(address)?,
-                        _ => view.read::<8>(address)?,
-                    };
-                    let value = access.extend.map_or(value, |bits| extended(value, size, bits));
-                    self.registers.set_wide(*to, lane, value);
-                }
-                Ok(())
-            };
-            read().map_err(|trouble| (trouble, lane))?;
-        }
-        Ok(())
     }
 
     #[inline(always)]
     pub(super) fn store(&mut self, access: &Access, cta: &mut Cta<'_>, mask: Mask) -> Result<(), Found> {
-        let (who, addresses) = (self.who(cta), self.addresses(&access.address));
+        let addresses = &self.addresses(&access.address);
+        let request = Request { who: self.who(cta), addresses, mask };
         match access.address.space {
-            code::Space::Global => self.store_to(cta.memory, who, access, &addresses, mask),
-            code::Space::Shared => self.store_to(cta.shared, who, access, &addresses, mask),
+            code::Space::Global => self.store_to(cta.memory, access, request),
+            code::Space::Shared => self.store_to(cta.shared, access, request),
             code::Space::Parameters => Err((Trouble::ReadOnly, first_lane(mask.bits))),
         }
     }
 
     #[inline(always)]
-    fn store_to<S: Space>(
-        &mut self,
-        to: &mut S,
-        who: Who,
-        access: &Access,
-        addresses: &[u64; LANES],
-        mask: Mask,
-    ) -> Result<(), Found> {
-        match access.size {
-            1 => self.isa.run(
-                #[inline(always)]
-                || self.store_words::<S, 1>(to, who, access, addresses, mask),
-            ),
-            2 => self.isa.run(
-                #[inline(always)]
-                || self.store_words::<S, 2>(to, who, access, addresses, mask),
-            ),
-            4 => self.isa.run(
-                #[inline(always)]
-                || self.store_words::<S, 4>(to, who, access, addresses, mask),
-            ),
-            _ => self.store_wide(to, who, access, addresses, mask),
+    fn store_to<S: Space>(&self, to: &mut S, access: &Access, request: Request<'_>) -> Result<(), Found> {
+        match access.size * access.count {
+            1 => self.store_elements::<S, 1, 1>(to, access, request),
+            2 => self.store_elements::<S, 2, 1>(to, access, request),
+            4 => self.store_elements::<S, 4, 1>(to, access, request),
+            8 => self.store_elements::<S, 8, 2>(to, access, request),
+            _ => self.store_elements::<S, 16, 4>(to, access, request),
         }
     }
 
-    /// Stores of elements that a word holds.
-    #[inline(always)]
-    fn store_words<S: Space, const SIZE: usize>(
-        &mut self,
-        to: &mut S,
-        who: Who,
-        access: &Access,
-        addresses: &[u64; LANES],
-        mask: Mask,
-    ) -> Result<(), Found> {
-        let count = usize::from(access.count);
-        let step = SIZE * count;
-        if let Spread::Run = spread(addresses, step, mask) {
-            let mut bytes = [0; LANES * 16];
-            let bytes = &mut bytes[..LANES * step];
-            for (i, from) in access.registers[..count].iter().enumerate() {
-                let words = self.registers.words(*from);
-                for (element, word) in bytes.chunks_exact_mut(step).zip(words) {
-                    element[i * SIZE..][..SIZE].copy_from_slice(&word.to_le_bytes()[..SIZE]);
-                }
-            }
-            let view = to.view(addresses[0], who);
-            if let Ok(mut view) = view
-                && view.write_run(addresses[0], bytes).is_ok()
-            {
-                return Ok(());
-            }
-        }
-        let first = first_lane(mask.bits);
-        let mut view = to.view(addresses[first], who).map_err(|trouble| (trouble, first))?;
-        for lane in mask.lanes() {
-            let address = addresses[lane];
-            aligned(address, step).map_err(|trouble| (trouble, lane))?;
-            if !view.holds(address) {
-                view = to.view(address, who).map_err(|trouble| (trouble, lane))?;
-            }
-            for (i, from) in access.registers[..count].iter().enumerate() {
-                let value = u64::from(self.registers.word(*from, lane));
-                let written = view.write::<SIZE>(address + (i * SIZE) as u64, value);
-                written.map_err(|trouble| (trouble, lane))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Stores of registers of 64 bits.
-    fn store_wide<S: Space>(
+    /// Stores elements that take so many bytes, and words, of each lane.
+    fn store_elements<S: Space, const BYTES: usize, const WORDS: usize>(
         &self,
         to: &mut S,
-        who: Who,
         access: &Access,
-        addresses: &[u64; LANES],
-        mask: Mask,
+        request: Request<'_>,
     ) -> Result<(), Found> {
-        let count = usize::from(access.count);
-        for lane in mask.lanes() {
-            let mut write = || {
-                aligned(addresses[lane], 8 * count)?;
-                let mut view = to.view(addresses[lane], who)?;
-                for (i, from) in access.registers[..count].iter().enumerate() {
-                    view.write::<8>(addresses[lane] + 8 * i as u64, self.registers.wide(*from, lane))?;
+        self.isa.run(
+            #[inline(always)]
+            || {
+                let (mut words, size) = ([[0; LANES]; 4], usize::from(access.size));
+                for (i, from) in access.registers[..usize::from(access.count)].iter().enumerate() {
+                    match size {
+                        8 => {
+                            let both = [*self.registers.words(*from), *self.registers.words(*from + 1)];
+                            for (lane, both) in both.as_flattened().as_chunks::<2>().0.iter().enumerate() {
+                                [words[2 * i][lane], words[2 * i + 1][lane]] = *both;
+                            }
+                        }
+                        4 => words[i] = *self.registers.words(*from),
+                        _ => {
+                            let narrow = words[i * size / 4].iter_mut().zip(self.registers.words(*from));
+                            narrow
+                                .for_each(|(word, from)| *word |= part(*from, 0, size) << (i * size % 4 * 8));
+                        }
+                    }
                 }
-                Ok(())
-            };
-            write().map_err(|trouble| (trouble, lane))?;
-        }
-        Ok(())
+                request.store::<S, BYTES, WORDS>(to, &words)
+            },
+        )
     }
 
     pub(super) fn atomic(&mut self, atomic: &Atomic, cta: &mut Cta<'_>, mask: Mask) -> Result<(), Found> {
@@ -407,43 +311,10 @@ impl Warp {
     }
 }
 
-/// An element of up to four bytes.
+/// A byte or a half of a word, or all of it.
 #[inline(always)]
-fn word<const SIZE: usize>(bytes: &[u8; SIZE]) -> u32 {
-    let mut word = [0; 4];
-    word[..SIZE].copy_from_slice(bytes);
-    u32::from_le_bytes(word)
-}
-
-/// Sorts the elements of lanes, `count` of each, by their number in the lane.
-#[inline(always)]
-fn apart<const SIZE: usize>(bytes: &[u8], count: usize, values: &mut [[u32; LANES]; 4]) {
-    let elements = bytes.as_chunks::<SIZE>().0;
-    for (i, values) in values[..count].iter_mut().enumerate() {
-        let elements = elements[i..].iter().step_by(count);
-        values.iter_mut().zip(elements).for_each(|(value, bytes)| *value = word(bytes));
-    }
-}
-
-/// The access pattern of these addresses.
-#[inline(always)]
-fn spread(addresses: &[u64; LANES], step: usize, mask: Mask) -> Spread {
-    let first = addresses[0];
-    if !mask.is_all() || first & (step as u64 - 1) != 0 {
-        return Spread::Apart;
-    }
-    let are_apart_by = |step: u64| {
-        let mut are = true;
-        for (lane, address) in addresses.iter().enumerate() {
-            are &= *address == first.wrapping_add(lane as u64 * step);
-        }
-        are
-    };
-    match addresses[1].wrapping_sub(first) {
-        by if by == step as u64 && are_apart_by(by) => Spread::Run,
-        0 if are_apart_by(0) => Spread::Same,
-        _ => Spread::Apart,
-    }
+fn part(word: u32, at: usize, size: usize) -> u32 {
+    word >> (8 * at) & u32::MAX >> (32 - 8 * size)
 }
 
 /// A number of so many bytes, extended by its sign to so many bits.
@@ -451,15 +322,6 @@ fn spread(addresses: &[u64; LANES], step: usize, mask: Mask) -> Spread {
 fn extended(value: u64, size: usize, bits: u8) -> u64 {
     let unused = 64 - 8 * size;
     ((value << unused) as i64 >> unused) as u64 & (u64::MAX >> (64 - bits))
-}
-
-/// `size` is a power of two.
-#[inline(always)]
-fn aligned(address: u64, size: usize) -> Result<(), Trouble> {
-    match address & (size as u64 - 1) == 0 {
-        true => Ok(()),
-        false => Err(Trouble::Misaligned { address, size }),
-    }
 }
 
 #[inline(always)]

@@ -94,16 +94,32 @@ fn signed(byte: u8) -> i32 {
     i32::from(byte as i8)
 }
 
-/// As PTX has it: of a number and NaN the number, of two zeros the smaller.
+/// As PTX has it: of a number and NaN the number, of two zeros the smaller. All cases are computed, so that they are chosen from
+/// in all lanes at once.
 #[inline(always)]
 fn least(a: f32, b: f32) -> f32 {
-    match () {
-        () if a.is_nan() => b,
-        () if b.is_nan() => a,
-        () if a == b => f32::from_bits(a.to_bits() | b.to_bits() & 0x8000_0000),
-        () if a < b => a,
-        () => b,
-    }
+    let same = f32::from_bits(a.to_bits() | b.to_bits() & 0x8000_0000);
+    let less = if a < b { a } else { b };
+    let of_numbers = if a == b { same } else { less };
+    if b.is_nan() & !a.is_nan() { a } else { of_numbers }
+}
+
+/// A whole number, saturated, and 0 in place of NaN. As `f64`, with 1.5 * 2^52 added, it has its integer in its lower bits: unlike a
+/// cast, that is computed in all lanes at once.
+#[inline(always)]
+fn integer(whole: f32) -> i32 {
+    let whole = if whole.is_nan() { 0.0 } else { f64::from(whole) };
+    let from_below = if whole < -2_147_483_648.0 { -2_147_483_648.0 } else { whole };
+    let within = if from_below > 2_147_483_647.0 { 2_147_483_647.0 } else { from_below };
+    (within + 6_755_399_441_055_744.0).to_bits() as i32
+}
+
+/// The whole quotient of words, through `f64`, which is exact: a quotient that is no whole number is at least 2^-32 of itself away
+/// from the next. By 0 it is all ones.
+#[inline(always)]
+fn quotient(a: u32, b: u32) -> u32 {
+    let quotient = (f64::from(a) / f64::from(b)).floor() + 4_503_599_627_370_496.0;
+    if b == 0 { !0 } else { quotient.to_bits() as u32 }
 }
 
 /// One of the two is NaN.
@@ -150,9 +166,11 @@ table! {
     Mad ["mad.lo.s32", "mad.lo.u32"] (a: Word, b: Word, c: Word) -> Word { a.wrapping_mul(b).wrapping_add(c) }
     MulHigh ["mul.hi.u32"] (a: Word, b: Word) -> Word { ((u64::from(a) * u64::from(b)) >> 32) as u32 }
     MulHighInt ["mul.hi.s32"] (a: Int, b: Int) -> Int { ((i64::from(a) * i64::from(b)) >> 32) as i32 }
-    Div ["div.u32"] (a: Word, b: Word) -> Word { a.checked_div(b).unwrap_or(!0) }
+    Div ["div.u32"] (a: Word, b: Word) -> Word { quotient(a, b) }
     DivInt ["div.s32"] (a: Int, b: Int) -> Int { if b == 0 { !0 } else { a.wrapping_div(b) } }
-    Rem ["rem.u32"] (a: Word, b: Word) -> Word { a.checked_rem(b).unwrap_or(a) }
+    Rem ["rem.u32"] (a: Word, b: Word) -> Word {
+        if b == 0 { a } else { a.wrapping_sub(quotient(a, b).wrapping_mul(b)) }
+    }
     RemInt ["rem.s32"] (a: Int, b: Int) -> Int { if b == 0 { a } else { a.wrapping_rem(b) } }
     Min ["min.u32"] (a: Word, b: Word) -> Word { a.min(b) }
     MinInt ["min.s32"] (a: Int, b: Int) -> Int { a.min(b) }
@@ -288,10 +306,10 @@ table! {
     FloatOfHalfWord ["cvt.rn.f32.u16"] (a: Half) -> Float { f32::from(a) }
     FloatOfByte ["cvt.rn.f32.s8"] (a: Word) -> Float { f32::from(a as i8) }
     FloatOfByteWord ["cvt.rn.f32.u8"] (a: Word) -> Float { f32::from(a as u8) }
-    IntOfFloat ["cvt.rzi.s32.f32"] (a: Float) -> Int { a as i32 }
+    IntOfFloat ["cvt.rzi.s32.f32"] (a: Float) -> Int { integer(a.trunc()) }
     WordOfFloat ["cvt.rzi.u32.f32"] (a: Float) -> Word { a as u32 }
-    NearestInt ["cvt.rni.s32.f32"] (a: Float) -> Int { a.round_ties_even() as i32 }
-    FloorInt ["cvt.rmi.s32.f32"] (a: Float) -> Int { a.floor() as i32 }
+    NearestInt ["cvt.rni.s32.f32"] (a: Float) -> Int { integer(a.round_ties_even()) }
+    FloorInt ["cvt.rmi.s32.f32"] (a: Float) -> Int { integer(a.floor()) }
     DoubleOfFloat ["cvt.f64.f32"] (a: Float) -> Double { f64::from(a) }
     FloatOfDouble ["cvt.rn.f32.f64"] (a: Double) -> Float { a as f32 }
     DoubleOfWord ["cvt.rn.f64.u32"] (a: Word) -> Double { f64::from(a) }
@@ -350,4 +368,58 @@ table! {
     AtLeastOrNan ["setp.geu.f32"] (a: Float, b: Float) -> Predicate { a >= b || unordered(a, b) }
     IsNan ["setp.nan.f32"] (a: Float, b: Float) -> Predicate { unordered(a, b) }
     AreNumbers ["setp.num.f32"] (a: Float, b: Float) -> Predicate { !unordered(a, b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_those_of_a_cast() {
+        let edges = [
+            0.0,
+            0.5,
+            1.0,
+            2_147_483_500.0,
+            2_147_483_648.0,
+            4e9,
+            f32::MAX,
+            f32::INFINITY,
+            f32::MIN_POSITIVE,
+        ];
+        for x in edges.into_iter().flat_map(|x| [x, -x]).chain([f32::NAN]) {
+            assert_eq!(integer(x.trunc()), x as i32, "{x}");
+        }
+        for bits in (0..=u32::MAX).step_by(65_537) {
+            let x = f32::from_bits(bits);
+            assert_eq!(integer(x.trunc()), x as i32, "{x}");
+        }
+    }
+
+    #[test]
+    fn quotients_are_exact() {
+        let mut numbers =
+            vec![0, 1, 2, 3, 7, 255, 256, 65_535, 65_536, 65_537, u32::MAX / 2, u32::MAX / 2 + 1];
+        numbers.extend([u32::MAX - 2, u32::MAX - 1, u32::MAX, 0xaaaa_aaaa, 0x5555_5555, 1_000_000_007]);
+        for (a, b) in numbers.iter().flat_map(|a| numbers.iter().map(move |b| (*a, *b))) {
+            assert_eq!(quotient(a, b), a.checked_div(b).unwrap_or(!0), "{a} / {b}");
+            // Just below a multiple, and just at it.
+            let multiple = a / b.max(1) * b;
+            for a in [multiple.wrapping_sub(1), multiple] {
+                assert_eq!(quotient(a, b), a.checked_div(b).unwrap_or(!0), "{a} / {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_least_of_numbers_nan_and_zeros() {
+        let nan = f32::NAN;
+        for (a, b, want) in
+            [(1.0, 2.0, 1.0), (nan, 2.0, 2.0), (1.0, nan, 1.0), (0.0, -0.0, -0.0f32), (-0.0, 0.0, -0.0)]
+        {
+            assert_eq!(least(a, b).to_bits(), want.to_bits(), "{a} {b}");
+            assert_eq!(most(-a, -b).to_bits(), (-want).to_bits(), "{a} {b}");
+        }
+        assert!(least(nan, nan).is_nan());
+    }
 }

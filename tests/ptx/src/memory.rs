@@ -121,10 +121,13 @@ impl Bytes {
         let words = at / 4..(at + size) / 4;
         let (readers, writers) = (&mut self.readers[words.clone()], &self.writers[words]);
         let mut are_before = true;
-        writers.iter().for_each(|touch| are_before &= by.is_clearly_before(*touch));
+        for writer in writers {
+            are_before &= by.is_clearly_before(*writer);
+        }
         if are_before {
-            let words = readers.iter_mut().zip(writers);
-            words.for_each(|(reader, writer)| *reader = by.reading(*reader, *writer));
+            for (reader, writer) in readers.iter_mut().zip(writers) {
+                *reader = by.reading(*reader, *writer);
+            }
         }
         are_before
     }
@@ -136,8 +139,9 @@ impl Bytes {
         if at.is_multiple_of(4) && size.is_multiple_of(4) {
             let (readers, writers) = (&mut self.readers[words.clone()], &mut self.writers[words]);
             let mut are_before = true;
-            readers.iter().for_each(|touch| are_before &= by.is_clearly_before(*touch));
-            writers.iter().for_each(|touch| are_before &= by.is_clearly_before(*touch));
+            for (reader, writer) in readers.iter().zip(&*writers) {
+                are_before &= by.is_clearly_before(*reader) & by.is_clearly_before(*writer);
+            }
             if are_before {
                 writers.fill(by.me().of(WHOLE));
                 readers.fill(Touch::default());

@@ -137,11 +137,27 @@ impl Lane for Predicate {
 
     #[inline(always)]
     fn put(registers: &mut Registers, at: u16, part: usize, mask: Mask, values: [bool; PART]) {
-        let bits = (0..PART).fold(0, |bits, i| bits | u32::from(values[i]) << (part * PART + i));
         let mask = mask.bits & 0xff << (part * PART);
         let to = &mut registers.predicates[usize::from(at)];
-        *to = *to & !mask | bits & mask;
+        *to = *to & !mask | packed(values) << (part * PART) & mask;
     }
+
+    #[inline(always)]
+    fn put_all(registers: &mut Registers, at: u16, mask: Mask, values: [[bool; PART]; PARTS]) {
+        let mut bits = 0;
+        for (part, values) in values.into_iter().enumerate() {
+            bits |= packed(values) << (part * PART);
+        }
+        let to = &mut registers.predicates[usize::from(at)];
+        *to = *to & !mask.bits | bits & mask.bits;
+    }
+}
+
+/// A bit for each value: the product brings that of byte `i` to bit 56 + `i`, and no two to one place.
+#[inline(always)]
+fn packed(values: [bool; PART]) -> u32 {
+    let bytes = u64::from_le_bytes(values.map(u8::from));
+    (bytes.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u32
 }
 
 /// A word as it is. Others are made of it.

@@ -5,7 +5,8 @@ use super::races::{Access, Touch, Touching, WHOLE};
 use crate::fault::Trouble;
 use crate::registers::{LANES, Mask};
 
-/// Up to 16 bytes of each lane: their first words, their second ones, and so on. Less than a word is in the lower bits of one.
+/// Up to 16 bytes of each lane: their first words, their second ones, and so on. Less than a word is in the lower bits
+/// of one.
 pub(crate) type Words = [[u32; LANES]; 4];
 
 /// Bytes, where they begin, and who accesses them.
@@ -56,8 +57,9 @@ impl<A: Access> View<'_, A> {
         Ok(words)
     }
 
-    /// Reads `SIZE` bytes, of so many words, of each lane, wherever they are. False if they are not all here, or some may not be read.
-    /// Lanes beyond those of the mask's range are left out; within it, those that take no part have the address of one that does.
+    /// Reads `SIZE` bytes, of so many words, of each lane, wherever they are. False if they are not all here, or some may
+    /// not be read. Lanes beyond those of the mask's range are left out; within it, those that take no part have the
+    /// address of one that does.
     #[inline(always)]
     pub(crate) fn gather<const SIZE: usize, const WORDS: usize>(
         &mut self,
@@ -101,7 +103,9 @@ impl<A: Access> View<'_, A> {
             }
         }
         if SIZE >= 4 {
-            records.iter().for_each(|record| have &= by.has_read(*record, WHOLE));
+            for record in &records {
+                have &= by.has_read(*record, WHOLE);
+            }
         }
         have
     }
@@ -133,15 +137,17 @@ impl<A: Access> View<'_, A> {
         for at in places.iter().copied() {
             if at != last {
                 are &= self.bytes.is_written(at as usize, SIZE);
-                words_at::<WORDS>(writers, at).iter().for_each(|touch| are &= by.is_clearly_before(*touch));
+                for writer in words_at::<WORDS>(writers, at) {
+                    are &= by.is_clearly_before(writer);
+                }
                 last = at;
             }
         }
         are
     }
 
-    /// Writes bytes of each lane of a mask, wherever they are. False, and nothing is written, if they are not all here, or it cannot
-    /// be told at a glance that all may be written. Addresses of other lanes are as in `gather`.
+    /// Writes bytes of each lane of a mask, wherever they are. False, and nothing is written, if they are not all here, or
+    /// it cannot be told at a glance that all may be written. Addresses of other lanes are as in `gather`.
     #[inline(always)]
     pub(crate) fn scatter<const SIZE: usize, const WORDS: usize>(
         &mut self,
@@ -190,7 +196,7 @@ impl<A: Access> View<'_, A> {
         for reader in &self.bytes.readers[at / 4..][..size / 4] {
             has_read &= self.by.has_read(*reader, WHOLE);
         }
-        if !has_read && !(is_whole && self.bytes.read_words(at, size, &self.by)) {
+        if !(has_read || is_whole && self.bytes.read_words(at, size, &self.by)) {
             self.bytes.read_run(at, size, &self.by)?;
         }
         Ok(&self.bytes.bytes[at..at + size])
@@ -217,7 +223,8 @@ impl<A: Access> View<'_, A> {
         Ok(())
     }
 
-    /// An asynchronous copy to these bytes begins: it may land from now on, and until it is waited for they are uninitialised.
+    /// An asynchronous copy to these bytes begins: it may land from now on, and until it is waited for they are
+    /// uninitialised.
     pub(crate) fn expect(&mut self, address: u64, size: usize) -> Result<(), Trouble> {
         let at = self.place(address, size)?;
         self.bytes.touch(at, size, Touching::Write, &self.by)?;

@@ -27,8 +27,8 @@ pub(super) struct Request<'a> {
 }
 
 impl Request<'_> {
-    /// Loads as many bytes, in so many words, of each lane, aligned to them. Where something is wrong, the lanes are gone through one by one to find
-    /// the first that it concerns.
+    /// Loads as many bytes, in so many words, of each lane, aligned to them. Where something is wrong, the lanes are gone
+    /// through one by one to find the first that it concerns.
     #[inline(always)]
     pub(super) fn load<S: Space, const BYTES: usize, const WORDS: usize>(
         &self,

@@ -7,7 +7,7 @@ use crate::registers::{LANES, Mask};
 
 /// Up to 16 bytes of each lane: their first words, their second ones, and so on. Less than a word is in the lower bits
 /// of one.
-pub(crate) type Words = [[u32; LANES]; 4];
+pub(crate) type Words<const WORDS: usize> = [[u32; LANES]; WORDS];
 
 /// Bytes, where they begin, and who accesses them.
 pub(crate) struct View<'a, A> {
@@ -31,11 +31,15 @@ impl<A: Access> View<'_, A> {
     /// The places of all lanes' elements, if they are aligned and in this allocation.
     #[inline(always)]
     fn places<const SIZE: usize>(&self, addresses: &[u64; LANES]) -> Option<[u32; LANES]> {
+        // An allocation begins at a multiple of more than a place has bits. Each loop becomes one of vectors.
         let (mut places, mut bits, mut last) = ([0; LANES], 0, 0);
+        for address in addresses {
+            bits |= address ^ self.start;
+        }
         for (place, address) in places.iter_mut().zip(addresses) {
-            let at = address.wrapping_sub(self.start);
-            bits |= at;
-            *place = at as u32;
+            *place = *address as u32;
+        }
+        for place in &places {
             last = last.max(*place);
         }
         let is_there = bits >> u32::BITS == 0 && last as usize + SIZE <= self.bytes.size;
@@ -65,7 +69,7 @@ impl<A: Access> View<'_, A> {
         &mut self,
         addresses: &[u64; LANES],
         mask: Mask,
-        to: &mut Words,
+        to: &mut Words<WORDS>,
     ) -> bool {
         let Some(places) = self.places::<SIZE>(addresses) else { return false };
         let places = &places[mask.range()];
@@ -73,7 +77,7 @@ impl<A: Access> View<'_, A> {
             return false;
         }
         for (lane, at) in mask.range().zip(places) {
-            for (i, words) in to[..WORDS].iter_mut().enumerate() {
+            for (i, words) in to.iter_mut().enumerate() {
                 words[lane] = self.bytes.word::<SIZE>(*at as usize + 4 * i);
             }
         }
@@ -153,7 +157,7 @@ impl<A: Access> View<'_, A> {
         &mut self,
         addresses: &[u64; LANES],
         mask: Mask,
-        from: &Words,
+        from: &Words<WORDS>,
     ) -> bool {
         let Some(places) = self.places::<SIZE>(addresses) else { return false };
         let (by, bytes) = (self.by, &mut *self.bytes);
@@ -179,7 +183,7 @@ impl<A: Access> View<'_, A> {
         }
         for lane in mask.lanes() {
             let at = places[lane] as usize;
-            for (i, words) in from[..WORDS].iter().enumerate() {
+            for (i, words) in from.iter().enumerate() {
                 bytes.set_word::<SIZE>(at + 4 * i, words[lane]);
             }
             bytes.mark::<SIZE>(at);

@@ -6,7 +6,7 @@ use super::request::{Request, aligned};
 use super::{Copy, Cta, Warp, first_lane};
 use crate::code::{self, Access, Address, Atomic};
 use crate::fault::Trouble;
-use crate::memory::{Bytes, Memory, Space, Words};
+use crate::memory::{Bytes, Memory, Space};
 use crate::parse::Kind;
 use crate::registers::{LANES, Lane, Mask, PART, Wide, Word};
 
@@ -183,12 +183,12 @@ impl Warp {
         self.isa.run(
             #[inline(always)]
             || {
-                let mut words = [[0; LANES]; 4];
+                let mut words = [[0; LANES]; WORDS];
                 request.load::<S, BYTES, WORDS>(from, &mut words)?;
                 match (access.kind, access.size) {
                     (Kind::Wide, _) => self.put_wides(access, request.mask, &words),
                     (_, 4) => {
-                        for (to, words) in access.registers[..BYTES / 4].iter().zip(words) {
+                        for (to, words) in access.registers.iter().zip(words) {
                             Word::put_all(&mut self.registers, *to, request.mask, cast(words));
                         }
                     }
@@ -200,7 +200,7 @@ impl Warp {
     }
 
     /// Puts loaded elements in registers of 64 bits.
-    fn put_wides(&mut self, access: &Access, mask: Mask, words: &Words) {
+    fn put_wides(&mut self, access: &Access, mask: Mask, words: &[[u32; LANES]]) {
         let size = usize::from(access.size);
         for (i, to) in access.registers[..usize::from(access.count)].iter().enumerate() {
             let mut values = [0; LANES];
@@ -217,7 +217,7 @@ impl Warp {
 
     /// Puts loaded bytes or halves in registers of words.
     #[inline(always)]
-    fn put_narrow(&mut self, access: &Access, mask: Mask, words: &Words) {
+    fn put_narrow(&mut self, access: &Access, mask: Mask, words: &[[u32; LANES]]) {
         let size = usize::from(access.size);
         for (i, to) in access.registers[..usize::from(access.count)].iter().enumerate() {
             let mut values = words[i * size / 4];
@@ -261,7 +261,7 @@ impl Warp {
         self.isa.run(
             #[inline(always)]
             || {
-                let (mut words, size) = ([[0; LANES]; 4], usize::from(access.size));
+                let (mut words, size) = ([[0; LANES]; WORDS], usize::from(access.size));
                 for (i, from) in access.registers[..usize::from(access.count)].iter().enumerate() {
                     match size {
                         8 => {

@@ -33,7 +33,7 @@ impl Request<'_> {
     pub(super) fn load<S: Space, const BYTES: usize, const WORDS: usize>(
         &self,
         from: &mut S,
-        words: &mut Words,
+        words: &mut Words<WORDS>,
     ) -> Result<(), (Trouble, usize)> {
         match self.load_together::<S, BYTES, WORDS>(from, words) {
             true => Ok(()),
@@ -50,12 +50,15 @@ impl Request<'_> {
     pub(super) fn store<S: Space, const BYTES: usize, const WORDS: usize>(
         &self,
         to: &mut S,
-        words: &Words,
+        words: &Words<WORDS>,
     ) -> Result<(), (Trouble, usize)> {
         match self.store_together::<S, BYTES, WORDS>(to, words) {
             true => Ok(()),
             false => self.each(to, BYTES, |view, lane| {
-                view.write::<BYTES>(self.addresses[lane], std::array::from_fn(|i| words[i][lane]))
+                view.write::<BYTES>(
+                    self.addresses[lane],
+                    std::array::from_fn(|i| words.get(i).map_or(0, |words| words[lane])),
+                )
             }),
         }
     }
@@ -83,7 +86,7 @@ impl Request<'_> {
     fn load_together<S: Space, const BYTES: usize, const WORDS: usize>(
         &self,
         from: &mut S,
-        words: &mut Words,
+        words: &mut Words<WORDS>,
     ) -> bool {
         let first = first_lane(self.mask.bits);
         let start = self.addresses[first];
@@ -92,21 +95,21 @@ impl Request<'_> {
             Spread::Run(LANES) => view.read_run(start, LANES * BYTES).is_ok_and(
                 #[inline(always)]
                 |bytes| {
-                    split::<BYTES>(bytes, 0, words);
+                    split::<BYTES, WORDS>(bytes, 0, words);
                     true
                 },
             ),
             Spread::Run(count) => view.read_run(start, count * BYTES).is_ok_and(
                 #[inline(always)]
                 |bytes| {
-                    split::<BYTES>(bytes, first, words);
+                    split::<BYTES, WORDS>(bytes, first, words);
                     true
                 },
             ),
             Spread::Same => view.read::<BYTES>(start).is_ok_and(
                 #[inline(always)]
                 |read| {
-                    words[..WORDS].iter_mut().zip(read).for_each(|(to, word)| to.fill(word));
+                    words.iter_mut().zip(read).for_each(|(to, word)| to.fill(word));
                     true
                 },
             ),
@@ -122,7 +125,7 @@ impl Request<'_> {
     fn store_together<S: Space, const BYTES: usize, const WORDS: usize>(
         &self,
         to: &mut S,
-        words: &Words,
+        words: &Words<WORDS>,
     ) -> bool {
         let first = first_lane(self.mask.bits);
         let start = self.addresses[first];
@@ -134,7 +137,7 @@ impl Request<'_> {
             Spread::Run(count) => {
                 let mut bytes = [0; LANES * 16];
                 let bytes = &mut bytes[..count * BYTES];
-                join::<BYTES>(bytes, first, words);
+                join::<BYTES, WORDS>(bytes, first, words);
                 view.write_run(start, bytes).is_ok()
             }
             _ => view.scatter::<BYTES, WORDS>(&self.active_addresses(), self.mask, words),
@@ -181,9 +184,9 @@ impl Request<'_> {
 
 /// Gives the lanes from `first` on what bytes they have of a run.
 #[inline(always)]
-fn split<const BYTES: usize>(run: &[u8], first: usize, words: &mut Words) {
+fn split<const BYTES: usize, const WORDS: usize>(run: &[u8], first: usize, words: &mut Words<WORDS>) {
     let lanes = run.as_chunks::<BYTES>().0;
-    for (i, words) in words[..BYTES.div_ceil(4)].iter_mut().enumerate() {
+    for (i, words) in words.iter_mut().enumerate() {
         for (word, bytes) in words[first..].iter_mut().zip(lanes) {
             *word = match BYTES {
                 1 => u32::from(bytes[0]),
@@ -196,9 +199,9 @@ fn split<const BYTES: usize>(run: &[u8], first: usize, words: &mut Words) {
 
 /// Makes a run of the bytes of lanes from `first` on.
 #[inline(always)]
-fn join<const BYTES: usize>(run: &mut [u8], first: usize, words: &Words) {
+fn join<const BYTES: usize, const WORDS: usize>(run: &mut [u8], first: usize, words: &Words<WORDS>) {
     let lanes = run.as_chunks_mut::<BYTES>().0;
-    for (i, words) in words[..BYTES.div_ceil(4)].iter().enumerate() {
+    for (i, words) in words.iter().enumerate() {
         for (bytes, word) in lanes.iter_mut().zip(&words[first..]) {
             let size = BYTES.min(4);
             bytes[i * size..][..size].copy_from_slice(&word.to_le_bytes()[..size]);

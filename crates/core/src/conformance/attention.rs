@@ -1,7 +1,11 @@
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
 use half::{bf16, f16};
 
 use super::oracle::{self, Attention, Normed};
-use super::{Bench, Bounded, Host, Outcome, text};
+use super::{Bench, Bounded, Host, Outcome, Suite, text};
 use crate::ops::{ATTEND_TILE, Attend, KvWrite, LatentWrite, QkvPrep};
 use crate::{
     AttnSpec, Backend, DType, Heads, LayerKv, Norm, NormKind, QkNorm, Reading, RopePairs, RopeTable, Span,
@@ -157,9 +161,37 @@ fn plain<B: Backend>() -> AttnSpec<B> {
     AttnSpec { scale: 0.3, window: None, chunk: None, softcap: None, sinks: None, bias: None, causal: true }
 }
 
-/// The oracle's result for the same parts. Where not every row of long sequences is compared, those that are lie an odd
-/// number apart, so that all places within a tile are among them; any number will do for the others.
+/// The oracle's result for the same parts. It is computed once in a process: over long sequences that takes longer than most
+/// devices do, and each suite asks for the same.
 fn answer<B: Backend>(
+    t: &Bench<'_, B>,
+    s: &Sequences,
+    dtype: DType,
+    spec: &AttnSpec<B>,
+    (sinks, bias): (Option<&Host>, Option<&Host>),
+    parts: &[(usize, std::ops::Range<usize>)],
+) -> Arc<Bounded> {
+    type Answers = BTreeMap<(String, u64), Arc<OnceLock<Arc<Bounded>>>>;
+    static ANSWERS: Mutex<Answers> = Mutex::new(BTreeMap::new());
+    let AttnSpec { scale, window, chunk, softcap, causal, .. } = *spec;
+    let Suite { values, every_row, attends, .. } = t.suite;
+    let settings = (scale, window, chunk, softcap, causal, values, every_row, attends(dtype));
+    let asked = format!("{:?}", (s.heads, &s.lens, dtype, settings, parts));
+    let mut digest = DefaultHasher::new();
+    for host in s.q.iter().chain(&s.k).chain(&s.v).chain(sinks).chain(bias) {
+        digest.write_usize(host.rows);
+        digest.write(bytemuck::cast_slice(&host.data));
+    }
+    let place = {
+        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.entry((asked, digest.finish())).or_default().clone()
+    };
+    place.get_or_init(|| Arc::new(compute(t, s, dtype, spec, (sinks, bias), parts))).clone()
+}
+
+/// Where not every row of long sequences is compared, those that are lie an odd number apart, so that all places within a tile are
+/// among them; any number will do for the others.
+fn compute<B: Backend>(
     t: &Bench<'_, B>,
     s: &Sequences,
     dtype: DType,

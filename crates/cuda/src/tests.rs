@@ -44,9 +44,16 @@ const APART: [&[&str]; 7] = [
 /// Index of the attention cases, which take long: this part and the next.
 const ATTEND: usize = 3;
 
-/// Orders of CTAs, warps and turns in which each case is run; those of attention take too long for more than one, and
-/// `tests/attention.rs` runs them in several.
-const ORDERS: u64 = 3;
+/// Types of the KV cache in each of the orders of CTAs, warps and turns in which each case is run. Attention takes long: it meets
+/// all types in the first, and one in each of the others. With one of f32 it is the exact kernels' in either arithmetic.
+fn orders(arithmetic: Arithmetic) -> [&'static [DType]; 3] {
+    let all: &[DType] = &[DType::F16, DType::BF16, DType::I8, DType::F8, DType::F32];
+    let first = match arithmetic {
+        Arithmetic::Exact => all,
+        Arithmetic::Fast => &all[..4],
+    };
+    [first, &all[1..2], &all[2..3]]
+}
 
 /// Rounding of queries and weights for tensor cores: to bf16 with a cache of that, otherwise to f16.
 fn attends(dtype: DType) -> Loose {
@@ -70,11 +77,10 @@ fn conforms(suite: Suite, seed: u64, takes: impl Fn(&str) -> bool) {
     let suite = Suite { sizes, every_row, attends, ..suite };
     for case in cases::<Cuda>().iter().filter(|case| takes(case.name)) {
         ran += 1;
-        let is_long = APART[ATTEND].contains(&case.name) || APART[ATTEND + 1].contains(&case.name);
-        let orders = if is_long { 1 } else { ORDERS };
-        for seed in (0..orders).map(|order| seed + 1000 * order) {
+        for (order, caches) in orders(suite.arithmetic).into_iter().enumerate() {
+            let seed = seed + 1000 * order as u64;
             mock::seed(seed);
-            if let Err(why) = (case.run)(&b, suite) {
+            if let Err(why) = (case.run)(&b, Suite { caches, ..suite }) {
                 let fault = mock::last_fault().map_or(String::new(), |fault| format!("\n  {fault}"));
                 failed.push(format!("{} with seed {seed}: {why}{fault}", case.name));
                 break;

@@ -199,8 +199,10 @@ fn measure(
     report: &mut Report,
 ) -> Result<(), Failed> {
     let tests = tests(args);
-    let longest = tests.iter().map(|t| t.depth + t.each()).max().unwrap_or(1);
     let context = model.spec.context;
+    let longest = tests.iter().map(|t| t.depth + t.each()).max().unwrap_or(1);
+    // Launches are shown without a test: of as many tokens as there are at most.
+    let longest = if args.explain && !args.time { longest.min(context) } else { longest };
     if longest > context {
         return Err(Failed::new(format!(
             "{name}: {longest} tokens are asked for, and the model's context is {context}; lower -p, -n or -d"

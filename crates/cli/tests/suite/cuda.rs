@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tallow_support::PATIENCE;
+use tallow_support::{PATIENCE, golden};
 
 use crate::common::server::{Server, answer, whole};
 use crate::common::{Did, Home, did, gpu};
@@ -229,6 +229,32 @@ fn what_a_step_launches_is_shown() {
         assert!(count("launches") > 10, "{said}");
         assert_eq!(count("read-backs"), 0, "{said}");
     }
+}
+
+/// On a machine that computes nothing, since all of a device's speed is read by interpreting kernels otherwise. The prompt that is
+/// shown is as long as the model takes, not as long as is measured.
+#[test]
+fn the_speed_of_a_shape_without_weights_is_measured() {
+    let bench = |how: &[&str]| {
+        let home = Home::new();
+        let config = golden("llama").join("config.json");
+        let like = config.to_str().unwrap();
+        let args = [&["bench", "--device", "cuda", "--like", like, "--quant", "q8_0"], how].concat();
+        did(command(&home, LIBRARY, &[("MOCK_CUDA_COMPUTES", "0")], &args), b"")
+    };
+    let rows = bench(&["-p", "32", "-n", "4", "-r", "2", "-o", "jsonl"]).ok();
+    let rows: Vec<Value> = rows.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    for (row, tokens) in rows.iter().zip([(32, 0), (0, 4)]) {
+        assert_eq!((row["n_prompt"].as_u64(), row["n_gen"].as_u64()), (Some(tokens.0), Some(tokens.1)));
+        assert_eq!(row["samples_ts"].as_array().map(Vec::len), Some(2), "{row}");
+        assert!(row["avg_ts"].as_f64().is_some_and(|speed| speed > 0.0), "{row}");
+    }
+    let too_long = bench(&["-p", "512"]).failed();
+    assert!(too_long.contains("512 tokens are asked for, and the model's context is 128"), "{too_long}");
+    let shown = bench(&["--explain"]).ok();
+    assert!(shown.contains("a step of a prompt (128 tokens)"), "{shown}");
+    assert!(shown.contains("a step of an answer (1 tokens)"), "{shown}");
 }
 
 /// Eight clients at once get what each gets alone on the CPU; one more that leaves changes nothing, and no page stays in use.

@@ -14,6 +14,9 @@ use crate::{
 
 cases!(attend attend_alone attend_window attend_keys_as_values qkv_prep latent_write);
 
+/// All types of KV cache.
+const ALL: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8];
+
 /// Sequences with Q, K and V for all their positions, and the steps that compute parts of them.
 struct Sequences {
     heads: Heads,
@@ -161,8 +164,31 @@ fn plain<B: Backend>() -> AttnSpec<B> {
     AttnSpec { scale: 0.3, window: None, chunk: None, softcap: None, sinks: None, bias: None, causal: true }
 }
 
-/// The oracle's result for the same parts. It is computed once in a process: over long sequences that takes longer than most
-/// devices do, and each suite asks for the same.
+/// What was computed of such inputs in this process. Over long sequences the oracle takes longer than most devices do, and each
+/// suite asks for the same.
+fn once<'a>(
+    asked: String,
+    inputs: impl IntoIterator<Item = &'a Host>,
+    compute: impl FnOnce() -> Bounded,
+) -> Arc<Bounded> {
+    type Answers = BTreeMap<(String, u64), Arc<OnceLock<Arc<Bounded>>>>;
+    static ANSWERS: Mutex<Answers> = Mutex::new(BTreeMap::new());
+    let mut digest = DefaultHasher::new();
+    for host in inputs {
+        digest.write_usize(host.rows);
+        digest.write(bytemuck::cast_slice(&host.data));
+    }
+    let place = {
+        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+        answers.entry((asked, digest.finish())).or_default().clone()
+    };
+    place.get_or_init(|| Arc::new(compute())).clone()
+}
+
+/// The oracle's result for the same parts.
+///
+/// Where not every row of long sequences is compared, those that are lie an odd number apart, so that all places within a tile are
+/// among them; any number will do for the others.
 fn answer<B: Backend>(
     t: &Bench<'_, B>,
     s: &Sequences,
@@ -171,65 +197,42 @@ fn answer<B: Backend>(
     (sinks, bias): (Option<&Host>, Option<&Host>),
     parts: &[(usize, std::ops::Range<usize>)],
 ) -> Arc<Bounded> {
-    type Answers = BTreeMap<(String, u64), Arc<OnceLock<Arc<Bounded>>>>;
-    static ANSWERS: Mutex<Answers> = Mutex::new(BTreeMap::new());
     let AttnSpec { scale, window, chunk, softcap, causal, .. } = *spec;
-    let Suite { values, every_row, attends, .. } = t.suite;
-    let settings = (scale, window, chunk, softcap, causal, values, every_row, attends(dtype));
-    let asked = format!("{:?}", (s.heads, &s.lens, dtype, settings, parts));
-    let mut digest = DefaultHasher::new();
-    for host in s.q.iter().chain(&s.k).chain(&s.v).chain(sinks).chain(bias) {
-        digest.write_usize(host.rows);
-        digest.write(bytemuck::cast_slice(&host.data));
-    }
-    let place = {
-        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
-        answers.entry((asked, digest.finish())).or_default().clone()
-    };
-    place.get_or_init(|| Arc::new(compute(t, s, dtype, spec, (sinks, bias), parts))).clone()
-}
-
-/// Where not every row of long sequences is compared, those that are lie an odd number apart, so that all places within a tile are
-/// among them; any number will do for the others.
-fn compute<B: Backend>(
-    t: &Bench<'_, B>,
-    s: &Sequences,
-    dtype: DType,
-    spec: &AttnSpec<B>,
-    (sinks, bias): (Option<&Host>, Option<&Host>),
-    parts: &[(usize, std::ops::Range<usize>)],
-) -> Bounded {
-    let (heads, group) = (s.heads, s.heads.q / s.heads.kv);
-    // One matrix per KV head of each sequence.
-    let split = |from: &[Host]| -> Vec<Vec<Host>> {
-        let head = |h: &Host, i: usize| {
-            let data = (0..h.rows).flat_map(|r| h.row(r)[i * heads.dim..][..heads.dim].to_vec()).collect();
-            rounded(Host { data, rows: h.rows, cols: heads.dim }, dtype)
+    let Suite { values, every_row, .. } = t.suite;
+    let (heads, rounding) = (s.heads, (t.suite.attends)(dtype));
+    let settings = (scale, window, chunk, softcap, causal, values, every_row, rounding);
+    let asked = format!("{:?}", (heads, &s.lens, dtype, settings, parts));
+    let inputs = s.q.iter().chain(&s.k).chain(&s.v).chain(sinks).chain(bias);
+    once(asked, inputs, || {
+        // One matrix per KV head of each sequence.
+        let split = |from: &[Host]| -> Vec<Vec<Host>> {
+            let head = |h: &Host, i: usize| {
+                let data =
+                    (0..h.rows).flat_map(|r| h.row(r)[i * heads.dim..][..heads.dim].to_vec()).collect();
+                rounded(Host { data, rows: h.rows, cols: heads.dim }, dtype)
+            };
+            from.iter().map(|h| (0..heads.kv).map(|i| head(h, i)).collect()).collect()
         };
-        from.iter().map(|h| (0..heads.kv).map(|i| head(h, i)).collect()).collect()
-    };
-    let (k, v) = (split(&s.k), split(&s.v));
-    let places: Vec<(usize, usize)> =
-        parts.iter().flat_map(|(i, rows)| rows.clone().map(move |p| (*i, p))).collect();
-    Bounded::by_rows(places.len(), heads.q_cols(), |r| {
-        let (i, position) = places[r];
-        let apart = if t.suite.every_row { 1 } else { (s.lens[i] / 150) | 1 };
-        let is_compared = position.is_multiple_of(apart) || position + 1 == s.lens[i];
-        if !is_compared || !t.suite.values {
-            return vec![(0.0, f64::INFINITY); heads.q_cols()];
-        }
-        (0..heads.q)
-            .flat_map(|h| {
-                let sink = sinks.map(|x| x.data[h]);
-                let AttnSpec { scale, window, chunk, softcap, causal, .. } = *spec;
+        let (k, v) = (split(&s.k), split(&s.v));
+        let places: Vec<(usize, usize)> =
+            parts.iter().flat_map(|(i, rows)| rows.clone().map(move |p| (*i, p))).collect();
+        Bounded::by_rows(places.len(), heads.q_cols(), |r| {
+            let (i, position) = places[r];
+            let apart = if every_row { 1 } else { (s.lens[i] / 150) | 1 };
+            let is_compared = position.is_multiple_of(apart) || position + 1 == s.lens[i];
+            if !is_compared || !values {
+                return vec![(0.0, f64::INFINITY); heads.q_cols()];
+            }
+            let of_head = |h: usize| {
+                let (sink, bias) = (sinks.map(|x| x.data[h]), bias.map(|x| x.row(h)));
                 let q = &s.q[i].row(position)[h * heads.dim..][..heads.dim];
-                let (k, v) = (&k[i][h / group], &v[i][h / group]);
-                let rounding = (t.suite.attends)(dtype);
-                let bias = bias.map(|x| x.row(h));
+                let kv = h / (heads.q / heads.kv);
+                let (k, v) = (&k[i][kv], &v[i][kv]);
                 Attention { k, v, scale, window, chunk, softcap, sink, bias, causal, rounding }
                     .get(q, position)
-            })
-            .collect()
+            };
+            (0..heads.q).flat_map(of_head).collect()
+        })
     })
 }
 
@@ -267,7 +270,7 @@ fn attend<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         ];
         // A device may pack four codes or two halves into a 32-bit word and require heads of whole words.
         let holds = |dtype: &DType| heads.dim.is_multiple_of((4 / dtype.size()).max(1));
-        for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8].into_iter().filter(holds) {
+        for dtype in t.caches(ALL).filter(holds) {
             for spec in &specs {
                 let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
                 let cache = Cache::new(t, &s, dtype)?;
@@ -303,7 +306,7 @@ fn attend_alone<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             AttnSpec { bias: Some(t.up(&Host::random(6, heads.q, 31))?), ..plain() },
             AttnSpec { bias: Some(t.up(&Host::random(6, heads.q, 31))?), causal: false, ..plain() },
         ] {
-            for dtype in [DType::F32, DType::BF16, DType::I8, DType::F8] {
+            for dtype in t.caches([DType::F32, DType::BF16, DType::I8, DType::F8]) {
                 let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
                 let all = attend_parts(t, &s, &Cache::new(t, &s, dtype)?, &spec, &whole)?;
                 let mut first = 0;
@@ -341,7 +344,7 @@ fn attend_window<B: Backend>(t: &Bench<'_, B>) -> Outcome {
             (AttnSpec { window: Some(40), ..plain() }, 40),
             (AttnSpec { chunk: Some(20), ..plain() }, 20),
         ] {
-            for dtype in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8] {
+            for dtype in t.caches(ALL) {
                 let cache = Cache::new(t, &s, dtype)?;
                 attend_parts(t, &s, &cache, &spec, &[(0, 0..len)])?;
                 // One page more, all NaN.
@@ -393,10 +396,8 @@ fn attend_keys_as_values<B: Backend>(t: &Bench<'_, B>) -> Outcome {
     {
         let s = Sequences::new(heads, page_len, &lens).keys_as_values();
         let specs = [plain(), AttnSpec { window: Some(7), softcap: Some(0.8), ..plain() }];
-        for (dtype, spec) in [DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8]
-            .into_iter()
-            .flat_map(|dtype| specs.iter().map(move |spec| (dtype, spec)))
-        {
+        let specs = &specs;
+        for (dtype, spec) in t.caches(ALL).flat_map(|dtype| specs.iter().map(move |spec| (dtype, spec))) {
             let whole: Vec<_> = lens.iter().enumerate().map(|(i, n)| (i, 0..*n)).collect();
             let all = attend_parts(t, &s, &Cache::new(t, &s, dtype)?, spec, &whole)?;
             t.near((heads, page_len, dtype, spec), &all, &answer(t, &s, dtype, spec, (None, None), &whole))?;
@@ -499,7 +500,7 @@ fn latent_write<B: Backend>(t: &Bench<'_, B>) -> Outcome {
         let spec = AttnSpec { scale: 0.05, ..plain() };
         let want = Sequences { v: keys.clone(), k: keys, ..s };
         // Where elements are rounded, the last bit of a norm may decide which way.
-        for dtype in [DType::F32, DType::F16, DType::I8] {
+        for dtype in t.caches([DType::F32, DType::F16, DType::I8]) {
             let (one, two) = (Cache::new(t, &want, dtype)?, Cache::new(t, &want, dtype)?);
             let op = |kv| LatentWrite { x: &x, norm: &norm, rope: rope.as_ref(), heads, kv, plan: &plan };
             t.b.run(op(one.kv())).map_err(text)?;

@@ -59,6 +59,8 @@ pub struct Suite {
     /// True if attention of long sequences is compared at every row, and not at every few: the oracle of one row looks at
     /// all before it.
     pub every_row: bool,
+    /// Types of the KV cache to test attention with.
+    pub caches: &'static [DType],
     /// How precisely the device multiplies with weights.
     pub arithmetic: Arithmetic,
     /// A row of a linear layer's input as the device rounds it before multiplying it with weights of a format (activation
@@ -99,7 +101,8 @@ impl Suite {
         let round_input = |format, x: &[f32]| Arithmetic::Exact.round_input(format, x);
         let (attends, chain) = (Loose::of_cache as fn(DType) -> Loose, 1e-5);
         let (values, slack, every_row) = (true, 1.0, true);
-        Suite { values, slack, formats, sizes, every_row, arithmetic, round_input, attends, chain }
+        let caches = &[DType::F32, DType::F16, DType::BF16, DType::I8, DType::F8];
+        Suite { values, slack, formats, sizes, every_row, caches, arithmetic, round_input, attends, chain }
     }
 
     /// For a device that rounds the inputs of linear layers. Products of the rounded inputs have the same bounds as
@@ -209,6 +212,12 @@ impl<'a, B: Backend> Bench<'a, B> {
 
     fn ids(&self, ids: &[u32]) -> Result<Tensor<B>, String> {
         self.b.upload_row(ids).map_err(text)
+    }
+
+    /// Those of the types of KV cache that are to be tested.
+    fn caches<const N: usize>(&self, of: [DType; N]) -> impl Iterator<Item = DType> + use<B, N> {
+        let caches = self.suite.caches;
+        of.into_iter().filter(|dtype| caches.contains(dtype))
     }
 
     /// `x` as the device rounds it before multiplying with weights of a format.

@@ -16,8 +16,9 @@ fn targets(fuzz: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The flags that cargo-fuzz would set: edge counters, compared values, and AddressSanitizer.
-const FLAGS: [&str; 9] = [
+/// The flags that cargo-fuzz would set: edge counters, compared values, and AddressSanitizer. How crates are divided into codegen
+/// units is in `fuzz/Cargo.toml`.
+const FLAGS: [&str; 8] = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -25,7 +26,6 @@ const FLAGS: [&str; 9] = [
     "-Cllvm-args=-sanitizer-coverage-pc-table",
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
     "-Zsanitizer=address",
-    "-Ccodegen-units=1",
     "-Cforce-frame-pointers",
 ];
 /// In MiB: memory limit of a target, and of a single allocation.

@@ -45,7 +45,8 @@ const APART: [&[&str]; 7] = [
 const ATTEND: usize = 3;
 
 /// Types of the KV cache in each of the orders of CTAs, warps and turns in which each case is run. Attention takes long: it meets
-/// all types in the first, and one in each of the others. With one of f32 it is the exact kernels' in either arithmetic.
+/// all types in the first, and one in each of the others. With one of f32 it has the exact kernels' bits in either arithmetic
+/// (`fast_attention_is_by_tensor_cores`).
 fn orders(arithmetic: Arithmetic) -> [&'static [DType]; 3] {
     let all: &[DType] = &[DType::F16, DType::BF16, DType::I8, DType::F8, DType::F32];
     let first = match arithmetic {

@@ -23,7 +23,7 @@ use crate::handle::{
 };
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::runner::{Launched, Outcome, Runner, SampleInput};
-use crate::sampler::NotFinite;
+use crate::sampler::{MaskThreads, SampleError, Sampler};
 use crate::scheduler::{Batch, BatchPart, Guess, Limits, NewSeq, Scheduler, SeqId};
 use crate::service::{
     self, BatchWorker, InFlight, Lost, Messages, Service, SharedOf, StepError, Worker, finish_batch,
@@ -52,6 +52,8 @@ struct Engine<B: Backend> {
     /// Random key per process, so that nobody can construct two salts that collide.
     salts: std::hash::RandomState,
     inputs: InputKeys,
+    /// Started for the first request with a constraint.
+    mask_threads: Option<MaskThreads>,
     next_id: u64,
     next_adapter: u64,
     shared: SharedOf<Engine<B>>,
@@ -174,7 +176,7 @@ impl service::Batch for Batch {
 impl<B: Backend> BatchWorker for Engine<B> {
     type Batch = Batch;
     type Launched = Launched<B>;
-    type Output = Result<Outcome, NotFinite>;
+    type Output = Result<Outcome, SampleError>;
 
     fn steps(&self) -> &StepCounts {
         &self.shared.steps
@@ -259,6 +261,7 @@ impl<B: Backend> Engine<B> {
             runner,
             salts,
             inputs,
+            mask_threads: None,
             next_id: 0,
             next_adapter: 0,
             shared,
@@ -266,10 +269,14 @@ impl<B: Backend> Engine<B> {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { request, mut listener } = submission;
+        let Submission { mut request, mut listener } = submission;
         let new = match self.new_seq(&request) {
             Ok(new) => new,
             Err(unfit) => return listener.end(Err(unfit.into())),
+        };
+        let sampler = match self.sampler(&mut request) {
+            Ok(sampler) => sampler,
+            Err(e) => return listener.fail(format!("no thread can be started for its constraint: {e}")),
         };
         let id = new.id;
         let is_saved = !request.unsaved && request.adapter.is_none() && request.input.is_none();
@@ -283,7 +290,19 @@ impl<B: Backend> Engine<B> {
             return listener.end(Err(unfit.into()));
         }
         let tokenizer = self.shared.info.tokenizer.clone();
-        self.requests.insert(id, Active::new(request, tokenizer, listener));
+        self.requests.insert(id, Active::new(request, sampler, tokenizer, listener));
+    }
+
+    /// The sampler of a request.
+    fn sampler(&mut self, request: &mut Request) -> std::io::Result<Sampler> {
+        let sampling = std::mem::take(&mut request.sampling);
+        let sampler = Sampler::new(sampling, &request.prompt).with_policy(request.policy.take());
+        let Some(constraint) = request.constraint.take() else { return Ok(sampler) };
+        let threads = match &self.mask_threads {
+            Some(threads) => threads.clone(),
+            None => self.mask_threads.insert(MaskThreads::start()?).clone(),
+        };
+        Ok(sampler.with_constraint(constraint, threads))
     }
 
     /// The sequence of a request, if the request fits the model.

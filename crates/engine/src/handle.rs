@@ -18,7 +18,7 @@ use crate::counts::StepSizes;
 use crate::encoder_input::EncoderInput;
 pub use crate::failure::Failure;
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef, LoraUse};
-use crate::sampler::{Choice, LogitsPolicy, Sampling};
+use crate::sampler::{Choice, Constraint, LogitsPolicy, Sampling};
 use crate::scheduler::ClientId;
 use crate::service::{Guard, Handle, Running, Shared};
 
@@ -55,6 +55,8 @@ pub struct Request {
     pub input: Option<Arc<EncoderInput>>,
     /// Rules that choose the tokens in place of `sampling`.
     pub policy: Option<Arc<dyn LogitsPolicy>>,
+    /// Restricts the tokens that `sampling` chooses from.
+    pub constraint: Option<Box<dyn Constraint>>,
 }
 
 /// Counts the bytes of events sent to a request and not received yet: an engine generates whether or not its client

@@ -26,7 +26,7 @@ use crate::failure::Unfit;
 use crate::kv_cache::{KvPool, KvShape};
 use crate::lora::{Adapters, LoraError, LoraId};
 use crate::plan;
-use crate::sampler::{self, Choice, NotFinite, Sampler};
+use crate::sampler::{self, Choice, SampleError, Sampler};
 use crate::scheduler::{Batch, BatchPart, Guess};
 
 /// A model on a device, with its KV cache.
@@ -335,7 +335,7 @@ impl<B: Backend> Runner<B> {
         &self,
         batch: &Batch,
         asked: &[SampleInput<'_>],
-    ) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
+    ) -> Result<Vec<Result<Outcome, SampleError>>, Error> {
         let launched = self.launch(batch, asked)?;
         self.finish(launched, batch, &asked.iter().copied().map(Some).collect::<Vec<_>>())
     }
@@ -375,7 +375,7 @@ impl<B: Backend> Runner<B> {
         launched: Launched<B>,
         batch: &Batch,
         asked: &[Option<SampleInput<'_>>],
-    ) -> Result<Vec<Result<Outcome, NotFinite>>, Error> {
+    ) -> Result<Vec<Result<Outcome, SampleError>>, Error> {
         let Launched { plan, logits, fetched, .. } = launched;
         let mut read = fetched.wait(&self.b)?;
         let mut whole = std::mem::take(&mut read.whole);
@@ -433,7 +433,7 @@ impl PartRows<'_> {
         &mut self,
         sampler: &Sampler,
         place: usize,
-    ) -> Result<Option<Result<Choice, NotFinite>>, Error> {
+    ) -> Result<Option<Result<Choice, SampleError>>, Error> {
         Ok(Some(match self.sampled.next() {
             Some(SampledRow::TopK(tokens, logits)) => sampler.sample_topk(tokens, logits, place),
             Some(SampledRow::Candidates(row, candidates)) => {
@@ -455,7 +455,7 @@ fn outcome(
     part: &BatchPart,
     asked: &SampleInput<'_>,
     mut rows: PartRows<'_>,
-) -> Result<Result<Outcome, NotFinite>, Error> {
+) -> Result<Result<Outcome, SampleError>, Error> {
     let mut sampler = Cow::Borrowed(asked.sampler);
     let top = sampler.how().logprobs.unwrap_or(0);
     let prompt = logits::scored(part, asked).iter().zip(rows.whole.by_ref());

@@ -6,9 +6,11 @@
 //!
 //! Logits are read as [`Candidates`] where those can be enough, with the same result as from the whole row.
 //!
-//! A request may bring rules of its own instead: a [`LogitsPolicy`].
+//! A request may bring a [`Constraint`], which restricts the tokens that sampling chooses from, or rules of its own instead: a
+//! [`LogitsPolicy`].
 
 mod candidates;
+mod constraint;
 mod draw;
 
 use std::collections::HashMap;
@@ -16,6 +18,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 pub use candidates::{Candidates, Tail, candidates_of};
+use constraint::Constrained;
+pub use constraint::{Constraint, MaskThreads, TokenMask};
 use draw::Draw;
 
 /// Largest k for which the top-k tokens alone are read. Model cards recommend a top-k of 20 to 64.
@@ -137,10 +141,19 @@ pub struct Choice {
     pub top: Vec<Scored>,
 }
 
-/// The logits are not finite: the weights are damaged, or overflow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the model's logits are not finite numbers: its weights are damaged, or overflow at this precision")]
-pub struct NotFinite;
+/// Sampling failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SampleError {
+    /// The logits are not finite: the weights are damaged, or overflow.
+    #[error(
+        "the model's logits are not finite numbers: its weights are damaged, or overflow at this precision"
+    )]
+    NotFinite,
+    /// The request's constraint.
+    #[error("{0}")]
+    Constraint(String),
+}
+use SampleError::NotFinite;
 
 /// Chooses a request's tokens by rules of its own, on the engine's thread, in place of [`Sampling`].
 pub trait LogitsPolicy: Debug + Send + Sync {
@@ -157,13 +170,14 @@ pub struct Sampler {
     seen: HashMap<u32, u32>,
     /// Rules that replace `how`, and the tokens generated so far.
     policy: Option<(Arc<dyn LogitsPolicy>, Vec<u32>)>,
+    constraint: Option<Constrained>,
 }
 
 impl Sampler {
     /// A sampler for a sequence that begins with `prompt`.
     pub fn new(how: Sampling, prompt: &[u32]) -> Sampler {
         let seen = if how.penalises() { prompt.iter().map(|t| (*t, 0)).collect() } else { HashMap::new() };
-        Sampler { how, seen, policy: None }
+        Sampler { how, seen, policy: None, constraint: None }
     }
 
     /// A sampler with rules of its own, if there are any.
@@ -172,13 +186,24 @@ impl Sampler {
         Sampler { policy: policy.map(|policy| (policy, Vec::new())), ..self }
     }
 
+    /// A sampler that chooses from the tokens that a constraint allows. Its masks are computed on `threads`.
+    #[must_use]
+    pub fn with_constraint(self, constraint: Box<dyn Constraint>, threads: MaskThreads) -> Sampler {
+        let mut constrained = Constrained::new(constraint, threads);
+        constrained.prepare();
+        Sampler { constraint: Some(constrained), ..self }
+    }
+
     /// Sampling parameters.
     pub fn how(&self) -> &Sampling {
         &self.how
     }
 
-    /// Counts a generated token, for the penalties or the policy.
+    /// Counts a generated token, for the penalties, the policy or the constraint.
     pub fn accept(&mut self, token: u32) {
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(token);
+        }
         if let Some((_, written)) = &mut self.policy {
             written.push(token);
         }
@@ -187,14 +212,31 @@ impl Sampler {
         }
     }
 
+    /// Has the constraint's mask of the next token computed while the device computes its logits.
+    pub fn prepare(&mut self) {
+        if let Some(constraint) = &mut self.constraint {
+            constraint.prepare();
+        }
+    }
+
+    /// The constraint's mask of the next token.
+    fn mask(&self) -> Result<Option<Arc<TokenMask>>, SampleError> {
+        self.constraint.as_ref().map(Constrained::mask).transpose().map_err(SampleError::Constraint)
+    }
+
     /// Samples the token at position `place`, the number of tokens before it. Modifies `logits`.
-    pub fn sample(&self, logits: &mut [f32], place: usize) -> Result<Choice, NotFinite> {
+    pub fn sample(&self, logits: &mut [f32], place: usize) -> Result<Choice, SampleError> {
         check(&*logits)?;
         if let Some((policy, written)) = &self.policy {
             return Ok(Choice { token: policy.choose(written, logits), logprob: None, top: Vec::new() });
         }
         let raw = self.how.logprobs.map(|top| (logits.to_vec(), top));
         self.adjust(logits);
+        if let Some(mask) = self.mask()?
+            && !mask.apply(logits)
+        {
+            return Err(nothing_allowed());
+        }
         let token = self.pick((0..).zip(logits.iter().copied()), place);
         match raw {
             Some((raw, top)) => score(&raw, token, top),
@@ -207,7 +249,7 @@ impl Sampler {
     ///
     /// Differs from [`sample`](Self::sample) in one case: top-k ranks NaN lowest, so a NaN among the logits left out
     /// goes unnoticed and its token is not chosen. A row that is all NaN or contains +inf is an error for both.
-    pub fn sample_topk(&self, tokens: &[u32], logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
+    pub fn sample_topk(&self, tokens: &[u32], logits: &[f32], place: usize) -> Result<Choice, SampleError> {
         check(logits)?;
         let token = self.pick(tokens.iter().copied().zip(logits.iter().copied()), place);
         Ok(Choice { token, logprob: None, top: Vec::new() })
@@ -219,9 +261,11 @@ impl Sampler {
             return LogitsNeeded::Row;
         }
         match self.how.top_k_needed() {
-            Some(k) => LogitsNeeded::TopK(k.min(vocab)),
-            None if self.how.draws_from(candidates_of(vocab)) => LogitsNeeded::Candidates,
-            None => LogitsNeeded::Row,
+            // The most likely tokens may not be allowed.
+            Some(k) if self.constraint.is_none() => LogitsNeeded::TopK(k.min(vocab)),
+            Some(_) if self.how.temperature <= 0.0 => LogitsNeeded::Row,
+            _ if self.how.draws_from(candidates_of(vocab)) => LogitsNeeded::Candidates,
+            _ => LogitsNeeded::Row,
         }
     }
 
@@ -281,13 +325,19 @@ impl Sampler {
     }
 }
 
+fn nothing_allowed() -> SampleError {
+    SampleError::Constraint(
+        "the model gives none of the tokens that the answer's constraint allows a chance".into(),
+    )
+}
+
 /// First token with the largest logit.
 fn largest(row: impl Iterator<Item = (u32, f32)>) -> u32 {
     row.reduce(|best, next| if next.1 > best.1 { next } else { best }).map_or(0, |(token, _)| token)
 }
 
 /// -inf masks a token; NaN, +inf, or no finite logit at all is an error.
-fn check<'a>(logits: impl IntoIterator<Item = &'a f32>) -> Result<(), NotFinite> {
+fn check<'a>(logits: impl IntoIterator<Item = &'a f32>) -> Result<(), SampleError> {
     let finite = logits.into_iter().fold((false, false), |(some, bad), x| {
         (some | x.is_finite(), bad | x.is_nan() | (*x == f32::INFINITY))
     });
@@ -325,7 +375,7 @@ pub(crate) fn uniform(seed: u64, place: usize) -> f64 {
 }
 
 /// Log-probability of a token, and the `top` most likely tokens with theirs.
-pub fn score(logits: &[f32], token: u32, top: usize) -> Result<Choice, NotFinite> {
+pub fn score(logits: &[f32], token: u32, top: usize) -> Result<Choice, SampleError> {
     let sum = log_sum(logits);
     let logprob = logits.get(token as usize).map(|x| x - sum).filter(|p| !p.is_nan()).ok_or(NotFinite)?;
     let scored = |t: u32| Scored { token: t, logprob: logits[t as usize] - sum };

@@ -33,10 +33,16 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn new(request: Request, tokenizer: Tokenizer, listener: Listener) -> Active {
+    /// `sampler`: of the request's sampling parameters.
+    pub(super) fn new(
+        request: Request,
+        sampler: Sampler,
+        tokenizer: Tokenizer,
+        listener: Listener,
+    ) -> Active {
         let (stops, stop_tokens) = (request.stops, request.stop_tokens);
         Active {
-            sampler: Sampler::new(request.sampling, &request.prompt).with_policy(request.policy),
+            sampler,
             answer: Answer::new(tokenizer, &request.prompt, stops, stop_tokens, request.ignore_end)
                 .showing(request.shown),
             prompt: request.prompt,
@@ -80,10 +86,14 @@ impl Active {
         if !next.is_empty() {
             self.first.get_or_insert_with(Instant::now);
         }
-        next.iter().any(|choice| {
+        let ends = next.iter().any(|choice| {
             self.sampler.accept(choice.token);
             self.answer.ends_at(choice.token)
-        })
+        });
+        if !ends {
+            self.sampler.prepare();
+        }
+        ends
     }
 
     /// Sends the events of a step with some of its tokens. Returns why the answer ends, if it does.

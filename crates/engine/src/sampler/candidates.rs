@@ -6,8 +6,9 @@
 
 use tallow_core::ops::{TAIL_ELEMENT_ERROR, TAIL_SUM_ERROR};
 
+use super::SampleError::{self, NotFinite};
 use super::draw::{self, Candidate, NOTHING, Ranked, Rest, order};
-use super::{Choice, NotFinite, Sampler, Scored, check};
+use super::{Choice, Sampler, Scored, TokenMask, check};
 
 /// Most candidates.
 const MOST: usize = 1024;
@@ -50,19 +51,24 @@ pub struct Tail {
 
 impl Sampler {
     /// Samples like [`sample`](Self::sample) with the same result, or `None` if that takes the whole row.
-    pub fn sample_candidates(&self, row: &Candidates<'_>, place: usize) -> Result<Option<Choice>, NotFinite> {
+    pub fn sample_candidates(
+        &self,
+        row: &Candidates<'_>,
+        place: usize,
+    ) -> Result<Option<Choice>, SampleError> {
         check(row.logits.iter().chain(row.edited_logits))?;
         if row.tail.at_temperature.is_nan() {
             return Err(NotFinite);
         }
-        let Some(token) = self.pick_candidate(row, place) else { return Ok(None) };
+        let mask = self.mask()?;
+        let Some(token) = self.pick_candidate(row, mask.as_deref(), place) else { return Ok(None) };
         Ok(match self.how.logprobs {
             Some(top) => row.score(token, top),
             None => Some(Choice { token, logprob: None, top: Vec::new() }),
         })
     }
 
-    fn pick_candidate(&self, row: &Candidates<'_>, place: usize) -> Option<u32> {
+    fn pick_candidate(&self, row: &Candidates<'_>, mask: Option<&TokenMask>, place: usize) -> Option<u32> {
         let mut edited: Vec<(u32, f32)> = row.edited().collect();
         self.adjust_some(&mut edited);
         if edited.iter().any(|(_, x)| x.is_nan() || *x == f32::INFINITY) {
@@ -71,6 +77,7 @@ impl Sampler {
         let is_edited = |token: &u32| row.edited.binary_search(token).is_ok();
         let plain = row.tokens.iter().copied().zip(row.logits.iter().copied());
         let known = plain.filter(|(token, _)| !is_edited(token)).chain(edited);
+        let known = known.filter(|(token, _)| mask.is_none_or(|mask| mask.contains(*token)));
         let last = row.last();
         let top = known.clone().map(|(_, x)| x).fold(f32::NEG_INFINITY, f32::max);
         let t = self.how.temperature;
@@ -86,6 +93,9 @@ impl Sampler {
         }
         let each = weight(last.logit);
         let rest = if each > NOTHING { Some(row.rest(top, t, &late, each)?) } else { None };
+        // Any of the others may not be allowed; those that are known are.
+        let edited: f64 = late.iter().map(|c| c.weight).filter(|weight| *weight > NOTHING).sum();
+        let rest = rest.map(|rest| if mask.is_some() { Rest { least: edited, ..rest } } else { rest });
         let mut left = Ranked { list, rest };
         if self.how.top_k > 0 {
             left.keep(self.how.top_k);

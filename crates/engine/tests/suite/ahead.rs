@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use tallow_core::{Backend, DType, Error};
 use tallow_engine::handle::{EngineHandle, Event, Request};
 use tallow_engine::runner::{Outcome, SampleInput};
-use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
+use tallow_engine::sampler::{SampleError, Sampler, Sampling};
 use tallow_engine::scheduler::{Batch, BatchPart, LogitsRows, SeqId};
 use tallow_support::needed;
 use tallow_wgpu::{Wgpu, devices};
@@ -49,7 +49,7 @@ fn a_step_is_recorded_before_the_one_before_it_is_read() {
     let next = |outcomes: Vec<Result<_, _>>| -> Vec<u32> {
         outcomes
             .into_iter()
-            .map(|outcome: Result<Outcome, NotFinite>| outcome.unwrap().next[0].token)
+            .map(|outcome: Result<Outcome, SampleError>| outcome.unwrap().next[0].token)
             .collect()
     };
     for step in 0..steps.len() {

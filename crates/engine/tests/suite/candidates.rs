@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -9,7 +10,8 @@ use tallow_core::ops::{TailSum, TopK};
 use tallow_core::{Backend, Memory};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::sampler::{
-    Candidates, Choice, LogitsNeeded, NotFinite, Sampler, Sampling, Tail, candidates_of, score,
+    Candidates, Choice, Constraint, LogitsNeeded, MaskThreads, SampleError, Sampler, Sampling, Tail,
+    TokenMask, candidates_of, score,
 };
 
 /// A request's sampling and its tokens.
@@ -19,13 +21,50 @@ struct Case {
     prompt: Vec<u32>,
     answer: Vec<u32>,
     place: usize,
+    /// The share of tokens that may come next, if not all may.
+    allowed: Option<f64>,
 }
 
 impl Case {
     fn sampler(&self) -> Sampler {
-        let mut sampler = Sampler::new(self.how.clone(), &self.prompt);
+        static THREADS: OnceLock<MaskThreads> = OnceLock::new();
+        let sampler = Sampler::new(self.how.clone(), &self.prompt);
+        let mut sampler = match self.allowed {
+            Some(share) => {
+                let threads = THREADS.get_or_init(|| MaskThreads::start().unwrap()).clone();
+                sampler.with_constraint(Box::new(Share(share)), threads)
+            }
+            None => sampler,
+        };
         self.answer.iter().for_each(|token| sampler.accept(*token));
         sampler
+    }
+
+    fn allows(&self, token: usize) -> bool {
+        self.allowed.is_none_or(|share| is_in(share, token))
+    }
+}
+
+/// A constraint that allows a share of the tokens, whatever came before.
+#[derive(Clone, Copy, Debug)]
+struct Share(f64);
+
+fn is_in(share: f64, token: usize) -> bool {
+    uniform(11, token) < share
+}
+
+impl Constraint for Share {
+    fn accept(&mut self, _: u32) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn allowed(&mut self) -> Result<TokenMask, String> {
+        let word = |at: usize| (0..32).map(|bit| u32::from(is_in(self.0, 32 * at + bit)) << bit).sum();
+        Ok(TokenMask::of_words((0..12_000 / 32 + 1).map(word).collect()))
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(*self)
     }
 }
 
@@ -38,9 +77,9 @@ fn uniform(seed: u64, place: usize) -> f64 {
 }
 
 /// The definition: everything sorted, every sum in that order.
-fn plain(case: &Case, row: &[f32]) -> Result<Choice, NotFinite> {
+fn plain(case: &Case, row: &[f32]) -> Result<Choice, SampleError> {
     if row.iter().any(|x| x.is_nan() || *x == f32::INFINITY) || !row.iter().any(|x| x.is_finite()) {
-        return Err(NotFinite);
+        return Err(SampleError::NotFinite);
     }
     let how = &case.how;
     let mut logits = row.to_vec();
@@ -57,6 +96,13 @@ fn plain(case: &Case, row: &[f32]) -> Result<Choice, NotFinite> {
                 *x -= how.presence_penalty + how.frequency_penalty * count as f32;
             }
         }
+    }
+    (0..)
+        .zip(&mut logits)
+        .filter(|(token, _)| !case.allows(*token))
+        .for_each(|(_, x)| *x = f32::NEG_INFINITY);
+    if case.allowed.is_some() && !logits.iter().any(|x| *x > f32::NEG_INFINITY) {
+        return Err(SampleError::Constraint(String::new()));
     }
     let token = if how.temperature <= 0.0 { most_likely(&logits) } else { drawn(how, &logits, case.place) };
     match how.logprobs {
@@ -114,7 +160,7 @@ fn drawn(how: &Sampling, logits: &[f32], place: usize) -> u32 {
 }
 
 /// Samples from the candidates that the device returns.
-fn by_candidates(b: &Cpu, case: &Case, row: &[f32]) -> Result<Option<Choice>, NotFinite> {
+fn by_candidates(b: &Cpu, case: &Case, row: &[f32]) -> Result<Option<Choice>, SampleError> {
     let (sampler, k) = (case.sampler(), candidates_of(row.len()));
     let x = b.upload_row(row).unwrap();
     let top = b.run(TopK { x: &x, k }).unwrap();
@@ -180,37 +226,38 @@ fn cases() -> impl Strategy<Value = Case> {
     let bias = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec((0u32..500, bias), 1..6)];
     let tokens = || prop::collection::vec(0u32..300, 0..12);
     let cuts = (temperature, top_k, top_p, min_p, typical_p);
-    (cuts, repeated, penalty(), penalty(), bias, logprobs, any::<u64>(), tokens(), tokens(), 0usize..5000)
-        .prop_map(
-            |(
-                cuts,
+    let allowed =
+        prop_oneof![3 => Just(None), 1 => (0.0f64..1.0).prop_map(Some), 1 => (0.0f64..0.01).prop_map(Some)];
+    let draw = (any::<u64>(), 0usize..5000, allowed);
+    (cuts, repeated, penalty(), penalty(), bias, logprobs, draw, tokens(), tokens()).prop_map(
+        |(
+            cuts,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            bias,
+            logprobs,
+            (seed, place, allowed),
+            prompt,
+            answer,
+        )| {
+            let (temperature, top_k, top_p, min_p, typical_p) = cuts;
+            let how = Sampling {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                typical_p,
                 repetition_penalty,
                 presence_penalty,
                 frequency_penalty,
                 bias,
-                logprobs,
                 seed,
-                prompt,
-                answer,
-                place,
-            )| {
-                let (temperature, top_k, top_p, min_p, typical_p) = cuts;
-                let how = Sampling {
-                    temperature,
-                    top_k,
-                    top_p,
-                    min_p,
-                    typical_p,
-                    repetition_penalty,
-                    presence_penalty,
-                    frequency_penalty,
-                    bias,
-                    seed,
-                    logprobs,
-                };
-                Case { how, prompt, answer, place }
-            },
-        )
+                logprobs,
+            };
+            Case { how, prompt, answer, place, allowed }
+        },
+    )
 }
 
 #[test]
@@ -221,7 +268,11 @@ fn candidates_and_rows_give_what_the_definition_gives() {
     let outcome = TestRunner::new(config).run(&(rows(), cases()), |(row, case)| {
         let want = plain(&case, &row);
         let sampler = case.sampler();
-        prop_assert_eq!(&sampler.sample(&mut row.clone(), case.place), &want, "the row");
+        let of_row = sampler.sample(&mut row.clone(), case.place);
+        // What it says is for people.
+        let is_refused =
+            |outcome: &Result<Choice, SampleError>| matches!(outcome, Err(SampleError::Constraint(_)));
+        prop_assert!(of_row == want || is_refused(&of_row) && is_refused(&want), "{of_row:?}, not {want:?}");
         if sampler.needs(row.len()) != LogitsNeeded::Candidates {
             return Ok(());
         }
@@ -229,6 +280,7 @@ fn candidates_and_rows_give_what_the_definition_gives() {
         let kind = match (&want, &got) {
             (Err(_), _) => "error",
             (_, Ok(None)) => "row",
+            _ if case.allowed.is_some() => "constraint",
             _ if case.how.logprobs.is_some() => "log-probabilities",
             _ if !sampler.edited(&[], row.len()).is_empty() => "edited",
             _ if case.how.temperature == 0.0 => "greedy",
@@ -238,14 +290,14 @@ fn candidates_and_rows_give_what_the_definition_gives() {
         if got != Ok(None) {
             prop_assert_eq!(got, want.map(Some));
         } else {
-            prop_assert!(want.is_ok());
+            prop_assert!(want != Err(SampleError::NotFinite));
         }
         Ok(())
     });
     outcome.unwrap();
     // Every kind of outcome is there, except greedy ones without edits and log-probabilities, which take no candidates.
     let seen = seen.into_inner();
-    for kind in ["error", "row", "log-probabilities", "edited", "draw"] {
+    for kind in ["error", "row", "constraint", "log-probabilities", "edited", "draw"] {
         assert!(seen.get(kind).is_some_and(|n| *n > 300), "{kind} in {seen:?}");
     }
 }
@@ -261,7 +313,8 @@ fn few_rows_of_text_need_all_logits() {
             let noise = |i: usize| uniform(7 + *place as u64, i) as f32;
             let row: Vec<f32> =
                 (0..vocab).map(|i| 20.0 - power * (1.0 + vocab as f32 * noise(i)).ln()).collect();
-            let case = Case { how: how.clone(), prompt: vec![1, 2], answer: vec![3], place: *place };
+            let case =
+                Case { how: how.clone(), prompt: vec![1, 2], answer: vec![3], place: *place, allowed: None };
             let got = by_candidates(&b, &case, &row).unwrap();
             got.is_some_and(|got| got == plain(&case, &row).unwrap())
         });

@@ -14,8 +14,8 @@ use tallow_support::{Golden, golden, needed, only_tensors, tensors, with_tensors
 use tallow_wgpu::{Wgpu, devices};
 
 use crate::common::{
-    SLOTS, choices, comes_to_rest, cuda, ends, events, limits, model, reason, request, start, start_drafting,
-    start_drafting_on, start_with, start_with_draft_model, text, tokens,
+    SLOTS, Thirds, choices, comes_to_rest, cuda, ends, events, limits, model, reason, request, start,
+    start_drafting, start_drafting_on, start_with, start_with_draft_model, text, tokens,
 };
 use crate::disk_states::{HYBRIDS, hybrid, shape};
 
@@ -37,7 +37,9 @@ fn requests(vocab: usize) -> Vec<Request> {
         let sampling = Sampling { seed: i as u64, ..kinds[i % kinds.len()].clone() };
         // Some of them end within a draft.
         let stops = if i.is_multiple_of(5) { vec!["t7".to_owned()] } else { Vec::new() };
-        Request { sampling, stops, ignore_end: !i.is_multiple_of(3), ..request(&prompt, 1 + i % 60) }
+        let constraint = i.is_multiple_of(4).then(Thirds::boxed);
+        let ignore_end = !i.is_multiple_of(3);
+        Request { sampling, stops, ignore_end, constraint, ..request(&prompt, 1 + i % 60) }
     };
     (0..84).map(one).collect()
 }

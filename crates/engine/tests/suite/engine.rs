@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{
-    SLOTS, choices, comes_to_rest, ends, events, faulty, greedy, info, limits, model, reason, request,
-    runner, start, start_faulty, start_held, start_held_with, text, tokens,
+    SLOTS, Thirds, choices, comes_to_rest, ends, events, faulty, greedy, info, limits, model, reason,
+    request, runner, start, start_faulty, start_held, start_held_with, text, tokens,
 };
 use tallow_engine::block_pool::BlockPool;
 use tallow_engine::engine::serve;
@@ -47,6 +47,7 @@ fn many_at_once_say_what_they_say_alone() {
     let ask = |i: usize| Request {
         sampling: sampled(i),
         score_prompt: i.is_multiple_of(3),
+        constraint: i.is_multiple_of(5).then(Thirds::boxed),
         ..request(&prompts[i], 30)
     };
     let alone: Vec<_> = (0..12).map(|i| choices(&events(&start(64), ask(i)))).collect();

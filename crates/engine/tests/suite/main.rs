@@ -7,6 +7,7 @@ mod ahead;
 mod bad_weights;
 mod candidates;
 mod common;
+mod constraints;
 mod disk_cache;
 mod disk_states;
 mod drafts;

@@ -18,7 +18,7 @@ use tallow_engine::handle::{Event, Failure, Finish, LoadLora, Request};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::lora::{LoraId, LoraRef};
 use tallow_engine::runner::{Runner, SampleInput};
-use tallow_engine::sampler::{Choice, Sampler, Sampling};
+use tallow_engine::sampler::{Choice, MaskThreads, Sampler, Sampling};
 use tallow_engine::scheduler::{
     ClientId, DecodeBudget, DraftCosts, Limits, NewSeq, Scheduler, SeqId, StepCost,
 };
@@ -31,7 +31,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::common::faulty::{FAILS, FAILS_LATE, Faulty, LOST, LOST_LATE, PANICS};
 use crate::common::{
-    Wrong, comes_to_rest, cuda, ends, events, info, limits, model, reason, request, start_on, tokens,
+    Thirds, Wrong, comes_to_rest, cuda, ends, events, info, limits, model, reason, request, start_on, tokens,
 };
 
 /// Events of a request, without what depends on others: times, and what was found in the prefix cache.
@@ -109,6 +109,7 @@ fn requests(count: usize, adapters: usize) -> Vec<Asked> {
             score_prompt: any(12, 5) == 0,
             progress: any(13, 2) == 0,
             client: ClientId(any(14, 3) as u64),
+            constraint: (any(19, 4) == 0).then(Thirds::boxed),
             ..request(&prompt, any(15, 24))
         };
         let adapter = any(16, 3).checked_sub(1).filter(|index| *index < adapters);
@@ -134,6 +135,7 @@ fn one_after_another<B: Backend>(b: B, asked: &[Asked], adapters: usize) -> Vec<
         runner.load_lora(LoraId(index as u64), &adapter(index)).unwrap();
     }
     let tokenizer = info(&model, 512).tokenizer;
+    let threads = MaskThreads::start().unwrap();
     let limits = Limits { slots: 16, budget: 64, decode_budget: DecodeBudget::of_tokens(64), ..limits() };
     let mut scheduler = Scheduler::new(limits, BlockPool::new(512, 4));
     let mut all = Vec::new();
@@ -152,7 +154,12 @@ fn one_after_another<B: Backend>(b: B, asked: &[Asked], adapters: usize) -> Vec<
         scheduler.submit(new).unwrap();
         let (stops, stop_tokens) = (r.stops.clone(), r.stop_tokens.clone());
         let answer = Answer::new(tokenizer.clone(), &r.prompt, stops, stop_tokens, r.ignore_end);
-        all.push((Sampler::new(r.sampling.clone(), &r.prompt), answer, Said::default()));
+        let sampler = Sampler::new(r.sampling.clone(), &r.prompt);
+        let sampler = match r.constraint.clone() {
+            Some(constraint) => sampler.with_constraint(constraint, threads.clone()),
+            None => sampler,
+        };
+        all.push((sampler, answer, Said::default()));
     }
     while let Some(batch) = scheduler.next_batch() {
         let inputs = batch.parts.iter().map(|part| {
@@ -274,7 +281,7 @@ fn compare<B: Backend + 'static>(make: fn() -> B, asked: &[Asked], adapters: usi
 /// The same requests, all of which take the likeliest token.
 fn greedy(asked: Vec<Asked>) -> Vec<Asked> {
     let one = |asked: Asked| {
-        let request = Request { sampling: Sampling::greedy(), ..asked.request };
+        let request = Request { sampling: Sampling::greedy(), constraint: None, ..asked.request };
         Asked { request, ..asked }
     };
     asked.into_iter().map(one).collect()

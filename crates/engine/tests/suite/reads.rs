@@ -7,7 +7,7 @@ use crate::common::{cuda, faulty, model, runner};
 use tallow_core::DType;
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::{Outcome, Runner, SampleInput};
-use tallow_engine::sampler::{NotFinite, Sampler, Sampling};
+use tallow_engine::sampler::{SampleError, Sampler, Sampling};
 use tallow_engine::scheduler::{Batch, BatchPart, LogitsRows, SeqId};
 use tallow_models::decoder::Decoder;
 use tallow_ptx::mock;
@@ -18,7 +18,7 @@ const CANDIDATES: usize = VOCAB / 8;
 /// Most likely token on the faulty device.
 const LIKELY: u32 = 30;
 
-type Outcomes = Vec<Result<Outcome, NotFinite>>;
+type Outcomes = Vec<Result<Outcome, SampleError>>;
 /// Rows and columns of everything that one read returned.
 type Shapes = Vec<(usize, usize)>;
 
@@ -54,7 +54,7 @@ fn top_k(top_k: usize) -> Sampling {
     Sampling { top_k, ..Sampling::default() }
 }
 
-fn tokens(outcomes: &[Result<Outcome, NotFinite>]) -> Vec<Option<u32>> {
+fn tokens(outcomes: &[Result<Outcome, SampleError>]) -> Vec<Option<u32>> {
     outcomes.iter().map(|o| o.as_ref().unwrap().next.first().map(|c| c.token)).collect()
 }
 
@@ -163,7 +163,7 @@ fn what_is_no_number_is_told_to_its_own_part() {
     let scored =
         |tokens: &[u32]| (part(tokens, LogitsRows::All { last: true }), Sampling::greedy(), tokens.to_vec());
     let (outcomes, reads) = step(&[scored(&[20, faulty::NOT_A_NUMBER, 21, 22]), scored(&[20, 21, 22, 23])]);
-    assert_eq!(outcomes[0], Err(NotFinite));
+    assert_eq!(outcomes[0], Err(SampleError::NotFinite));
     let fine = outcomes[1].as_ref().unwrap();
     assert_eq!((fine.prompt.len(), fine.next.first().map(|c| c.token)), (3, Some(LIKELY)));
     assert_eq!(reads, [[(3, VOCAB), (3, VOCAB), (5, 1), (5, 1)]]);
@@ -175,7 +175,7 @@ fn scored_prompts_read_the_rows_that_are_scored() {
     let all = |tokens: &[u32], last: bool, how: Sampling| {
         step(&[(part(tokens, LogitsRows::All { last }), how, prompt.clone())])
     };
-    let scores = |outcomes: &[Result<Outcome, NotFinite>]| {
+    let scores = |outcomes: &[Result<Outcome, SampleError>]| {
         let prompt = &outcomes[0].as_ref().unwrap().prompt;
         prompt.iter().map(|c| c.token).collect::<Vec<_>>()
     };

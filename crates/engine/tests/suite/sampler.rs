@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tallow_core::ops::TopK;
 use tallow_core::{Backend, Memory};
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::sampler::{Choice, NotFinite, Sampler, Sampling};
+use tallow_engine::sampler::{Choice, SampleError, Sampler, Sampling};
 
 fn choose(how: Sampling, prompt: &[u32], logits: &[f32], place: usize) -> u32 {
     Sampler::new(how, prompt).sample(&mut logits.to_vec(), place).unwrap().token
@@ -108,11 +108,11 @@ fn what_is_no_number_is_an_error() {
     for bad in [f32::NAN, f32::INFINITY] {
         for how in [Sampling::default(), Sampling::greedy()] {
             let got = Sampler::new(how, &[]).sample(&mut [1.0, bad, 2.0], 0);
-            assert_eq!(got, Err(NotFinite));
+            assert_eq!(got, Err(SampleError::NotFinite));
         }
     }
     let never = Sampler::new(Sampling::default(), &[]).sample(&mut [f32::NEG_INFINITY; 3], 0);
-    assert_eq!(never, Err(NotFinite));
+    assert_eq!(never, Err(SampleError::NotFinite));
     assert_eq!(choose(Sampling::default(), &[], &[f32::NEG_INFINITY, 1.0], 0), 1);
 }
 
@@ -192,7 +192,7 @@ fn few() -> impl Strategy<Value = Sampling> {
 }
 
 /// Samples from the top-k tokens that the device returns.
-fn choose_by_device(b: &Cpu, sampler: &Sampler, logits: &[f32], place: usize) -> Result<Choice, NotFinite> {
+fn choose_by_device(b: &Cpu, sampler: &Sampler, logits: &[f32], place: usize) -> Result<Choice, SampleError> {
     let k = sampler.how().top_k_needed().unwrap().min(logits.len());
     let top = b.run(TopK { x: &b.upload_row(logits).unwrap(), k }).unwrap();
     let (tokens, logits) = (b.download::<u32>(&top.ids).unwrap(), b.download::<f32>(&top.values).unwrap());

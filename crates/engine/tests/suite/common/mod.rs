@@ -16,7 +16,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::sampler::{Choice, Sampling};
+use tallow_engine::sampler::{Choice, Constraint, Sampling, TokenMask};
 use tallow_engine::scheduler::{DecodeBudget, Limits};
 use tallow_models::decoder::Decoder;
 use tallow_models::{LoadError, Model};
@@ -25,6 +25,39 @@ use tallow_support::{PATIENCE, golden, json};
 use tallow_text::tokenizer::Tokenizer;
 
 pub(crate) const SLOTS: usize = 4;
+
+/// A constraint that depends on all tokens before: it allows a third of the vocabulary after each.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Thirds(u32);
+
+impl Thirds {
+    pub(crate) fn boxed() -> Box<dyn Constraint> {
+        Box::new(Thirds::default())
+    }
+
+    pub(crate) fn allows(self, token: u32) -> bool {
+        (token + self.0).is_multiple_of(3)
+    }
+}
+
+impl Constraint for Thirds {
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        if !self.allows(token) {
+            return Err(format!("{token} after {self:?}"));
+        }
+        self.0 = (5 * self.0 + token) % 1009;
+        Ok(())
+    }
+
+    fn allowed(&mut self) -> Result<TokenMask, String> {
+        let word = |at: u32| (0..32).map(|bit| u32::from(self.allows(32 * at + bit)) << bit).sum();
+        Ok(TokenMask::of_words((0..8).map(word).collect()))
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(*self)
+    }
+}
 
 /// Small model with random weights; its GGUF file has the vocabulary `t4`, `t5`, …
 pub(crate) fn model() -> Model {

@@ -4,16 +4,17 @@ use super::Finding;
 use super::source::{DEVICES, File, backends};
 
 /// A crate, and those of ours that it may depend on. `cli` may depend on all.
-const LAYERS: [(&str, &[&str]); 10] = [
+const LAYERS: [(&str, &[&str]); 11] = [
     ("quant", &[]),
     ("core", &["quant"]),
     ("checkpoint", &["quant"]),
     ("text", &["checkpoint"]),
+    ("constraint", &["text"]),
     ("media", &["checkpoint"]),
     ("models", &["checkpoint", "core", "media", "quant", "text"]),
     ("convert", &["checkpoint", "core", "models", "quant", "text"]),
     ("engine", &["checkpoint", "core", "media", "models", "text"]),
-    ("server", &["engine", "media", "models", "text"]),
+    ("server", &["constraint", "engine", "media", "models", "text"]),
     ("hub", &[]),
 ];
 /// Our crates that a backend may depend on.

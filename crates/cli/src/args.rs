@@ -89,6 +89,8 @@ pub(crate) enum Command {
     Transcribe(Transcribe),
     /// Show the tokens of a text
     Tokenize(Tokenize),
+    /// Take a model's output apart: reasoning, content and tool calls, as JSON
+    Parse(Parse),
     /// Measure perplexity: how well a model predicts a text
     Perplexity(Perplexity),
     /// Compute an importance matrix (imatrix) from a calibration text, for `convert`
@@ -121,6 +123,20 @@ pub(crate) struct Run {
     /// A stop string (reverse prompt). It is not part of the answer.
     #[arg(short = 'r', long, value_name = "TEXT", aliases = ["reverse-prompt", "stop-string"])]
     pub stop: Vec<String>,
+    /// Hold the answer to a JSON Schema: a file, or the schema itself
+    ///
+    /// {} is any JSON. A keyword that cannot be enforced is an error.
+    #[arg(short = 'j', long, value_name = "SCHEMA", aliases = ["json-schema-file", "jf"])]
+    #[arg(conflicts_with_all = ["grammar", "regex"])]
+    pub json_schema: Option<String>,
+    /// Hold the answer to a grammar: a file, or the grammar itself
+    ///
+    /// In llama.cpp's notation (GBNF) or in that of Lark.
+    #[arg(long, value_name = "GRAMMAR", alias = "grammar-file", conflicts_with = "regex")]
+    pub grammar: Option<String>,
+    /// Hold the answer to a regular expression
+    #[arg(long, value_name = "REGEX")]
+    pub regex: Option<String>,
     /// Give the model the prompt as it is, without the chat template
     #[arg(long, aliases = ["no-chat-template", "no-conversation", "no-cnv"])]
     pub raw: bool,

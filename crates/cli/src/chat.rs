@@ -7,10 +7,12 @@ pub(crate) mod view;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tallow_engine::handle::{Done, Event, Finish, Request, RunningEngine};
-use tallow_engine::sampler::Sampling;
+use tallow_constraint::Compiled;
+use tallow_engine::handle::{Done, Event, Finish, Info, Request, RunningEngine};
+use tallow_engine::sampler::{Constraint, Sampling};
+use tallow_server::constraint;
 use tallow_text::answer_tokens::{AnswerTokens, Reused, longest_prompt};
-use tallow_text::reasoning::{Piece, Splitter};
+use tallow_text::output::{Event as Output, OutputParser};
 
 use crate::Failed;
 use dialogue::{Dialogue, Message};
@@ -50,6 +52,8 @@ pub(crate) struct Talk {
     pub max_tokens: Option<usize>,
     /// Stop strings.
     pub stops: Vec<String>,
+    /// What answers are held to.
+    pub structure: Option<Arc<Compiled>>,
     /// True if the oldest turns are dropped when the context is full.
     pub rolls: bool,
     /// True if this is an interactive chat, whose user can type commands.
@@ -99,39 +103,43 @@ impl Cut {
 /// An answer so far.
 #[derive(Default)]
 struct Said {
-    /// Separates thinking from the answer.
-    splitter: Option<Splitter>,
+    /// Tells thinking from the answer.
+    parser: Option<OutputParser>,
     tokens: Vec<u32>,
     message: Message,
+    /// True until text has come, if a space in front of it is left out.
+    space_first: bool,
 }
 
 impl Said {
     fn take(&mut self, text: &str, listen: &mut Listen<'_>) -> std::io::Result<()> {
-        match &mut self.splitter {
-            None => self.add(Piece::Answer(text.to_owned()), listen),
-            Some(splitter) => {
-                let pieces = splitter.push(text);
-                pieces.into_iter().try_for_each(|piece| self.add(piece, listen))
-            }
-        }
+        let events = match &mut self.parser {
+            None => vec![Output::Content(text.to_owned())],
+            Some(parser) => parser.push(text),
+        };
+        events.into_iter().try_for_each(|event| self.add(event, listen))
     }
 
     fn end(&mut self, listen: &mut Listen<'_>) -> std::io::Result<()> {
-        let held = self.splitter.as_mut().map(Splitter::finish).unwrap_or_default();
-        held.into_iter().try_for_each(|piece| self.add(piece, listen))
+        let held = self.parser.as_mut().map(OutputParser::finish).unwrap_or_default();
+        held.into_iter().try_for_each(|event| self.add(event, listen))
     }
 
-    fn add(&mut self, piece: Piece, listen: &mut Listen<'_>) -> std::io::Result<()> {
-        match piece {
-            Piece::Reasoning(text) => {
+    fn add(&mut self, event: Output, listen: &mut Listen<'_>) -> std::io::Result<()> {
+        match event {
+            Output::Reasoning(text) => {
                 self.message.reasoning += &text;
                 listen(News::Thought(&text))
             }
-            Piece::Answer(text) if text.is_empty() => Ok(()),
-            Piece::Answer(text) => {
-                self.message.content += &text;
-                listen(News::Answer(&text))
+            Output::Content(text) if text.is_empty() => Ok(()),
+            Output::Content(text) => {
+                let space = std::mem::take(&mut self.space_first) && text.starts_with(' ');
+                let text = &text[usize::from(space)..];
+                self.message.content += text;
+                listen(News::Answer(text))
             }
+            // There are no tools.
+            Output::Call(_) => Ok(()),
         }
     }
 }
@@ -150,6 +158,7 @@ impl Talk {
             sampling,
             max_tokens: None,
             stops: Vec::new(),
+            structure: None,
             rolls: true,
             in_chat: false,
         })
@@ -204,9 +213,15 @@ impl Talk {
     fn answer(&mut self, said: &mut Said, listen: &mut Listen<'_>) -> Result<Answered, Failed> {
         let most = self.most();
         let mut prompt = self.fit(listen)?;
-        said.splitter = self.dialogue.splitter(&prompt);
+        said.parser = self.dialogue.parser(&prompt);
+        let constraint = self.constraint(&prompt);
+        said.space_first = self.structure.as_ref().is_some_and(|structure| structure.space_first());
         loop {
-            let answered = self.ask(prompt, most - said.tokens.len(), said, listen)?;
+            let mut constraint = constraint.clone();
+            if let Some(constraint) = &mut constraint {
+                said.tokens.iter().try_for_each(|token| constraint.accept(*token)).map_err(Failed::new)?;
+            }
+            let answered = self.ask((prompt, constraint), most - said.tokens.len(), said, listen)?;
             let Answered::Whole(done, _) = answered else {
                 said.end(listen)?;
                 return Ok(Answered::Stopped);
@@ -294,9 +309,17 @@ impl Talk {
         })
     }
 
+    /// Constraint of an answer to this prompt.
+    fn constraint(&self, prompt: &[u32]) -> Option<Box<dyn Constraint>> {
+        let structure = self.structure.as_ref()?;
+        let before = self.dialogue.parser(prompt).map(|parser| (parser, self.dialogue.opening_token()));
+        let Info { tokenizer, vocab, .. } = self.engine.info();
+        Some(constraint(structure.matcher(), before, (tokenizer, *vocab)))
+    }
+
     fn ask(
         &mut self,
-        prompt: Vec<u32>,
+        (prompt, constraint): (Vec<u32>, Option<Box<dyn Constraint>>),
         max_new: usize,
         said: &mut Said,
         listen: &mut Listen<'_>,
@@ -309,6 +332,7 @@ impl Talk {
         let request = Request {
             prompt,
             max_new,
+            constraint,
             sampling: self.sampling.clone(),
             stops: self.stops.clone(),
             shown: self.dialogue.marks(),

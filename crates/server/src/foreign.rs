@@ -34,8 +34,7 @@ const EMPTY: Harmless = |v| match v {
     _ => false,
 };
 
-const STRUCTURED: &str =
-    "answers cannot be held to a schema or a grammar yet; describe the format in the prompt";
+const STRUCTURED: &str = "response_format holds an answer to JSON or to a JSON Schema";
 const AT_START: &str = "this is set when the server starts: see `tallow serve --help`";
 const CUTS: &str = "there is temperature with top_k, top_p, min_p and typical_p";
 const PENALTIES: &str = "there are repetition_penalty, presence_penalty and frequency_penalty";
@@ -44,7 +43,7 @@ const BY_FIELDS: &str = "give its members as fields of the body: temperature, to
                          num_predict, seed, stop and others; the context is set by `tallow serve --context`";
 
 /// Fields with the values that change nothing, and what to do for any other value.
-const FIELDS: [(&str, Harmless, &str); 82] = [
+const FIELDS: [(&str, Harmless, &str); 73] = [
     // llama-server
     ("id_slot", UP_TO_ZERO, "the server chooses where a request runs; leave it out"),
     ("slot_id", UP_TO_ZERO, "the server chooses where a request runs; leave it out"),
@@ -71,8 +70,6 @@ const FIELDS: [(&str, Harmless, &str); 82] = [
     ("penalize_nl", OFF, "newlines are penalised as all tokens are; logit_bias can make up for it"),
     ("samplers", NEVER, "their order is fixed: penalties, temperature, top_k, typical_p, top_p, min_p"),
     ("sampler_order", NEVER, "their order is fixed: penalties, temperature, top_k, typical_p, top_p, min_p"),
-    ("grammar", EMPTY, STRUCTURED),
-    ("json_schema", EMPTY, STRUCTURED),
     ("t_max_predict_ms", UP_TO_ZERO, "set max_tokens"),
     ("timings_per_token", OFF, "the last chunk has timings"),
     ("post_sampling_probs", OFF, "logprobs are the model's own, before sampling"),
@@ -96,14 +93,7 @@ const FIELDS: [(&str, Harmless, &str); 82] = [
     ("bad_words", EMPTY, BIAS),
     ("bad_words_ids", EMPTY, BIAS),
     ("logits_processors", EMPTY, BIAS),
-    ("guided_json", NEVER, STRUCTURED),
-    ("guided_regex", NEVER, STRUCTURED),
-    ("guided_choice", NEVER, STRUCTURED),
-    ("guided_grammar", NEVER, STRUCTURED),
     ("guided_decoding_backend", ANY, ""),
-    ("structured_outputs", EMPTY, STRUCTURED),
-    ("regex", NEVER, STRUCTURED),
-    ("ebnf", NEVER, STRUCTURED),
     ("priority", ZERO, "requests are served in the order in which they come"),
     ("request_id", NEVER, "send it as the header x-request-id"),
     ("return_token_ids", OFF, "POST the text to /tokenize"),

@@ -35,6 +35,7 @@ pub use endpoints::{
     ChatRequest, CompletionRequest, endpoints_as_markdown, parse_chat_request, parse_completion_request,
 };
 pub use errors::ApiError;
+pub use generation::constraint::constraint;
 pub use http::limits::Limits;
 pub use http::loading::Loading;
 pub use log_health::LogHealth;

@@ -1,9 +1,10 @@
 //! [`Server`]: state shared by all connections.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::extract::Request;
+use tallow_constraint::{Compiler, Refused};
 use tallow_text::answer_tokens::AnswerTokens;
 use tokio::sync::watch;
 
@@ -34,6 +35,8 @@ pub(crate) struct Server<M: ?Sized = Served> {
     pub(crate) prepare_pool: Arc<PreparePool>,
     /// Tokens of answers, for chats that send their text back.
     pub(crate) answer_tokens: Arc<AnswerTokens>,
+    /// Compiles the structures that answers must have. Made for the first of them: it knows the whole vocabulary.
+    pub(crate) compiler: OnceLock<Result<Compiler, Refused>>,
     /// All connections.
     pub(crate) connection_table: Arc<ConnectionTable>,
     /// Number of requests being answered.
@@ -55,6 +58,7 @@ impl<M: Model> Server<M> {
             budget: Arc::new(Budget::new(settings.limits.memory)),
             prepare_pool: Arc::new(PreparePool::new(processors)),
             answer_tokens: Arc::default(),
+            compiler: OnceLock::new(),
             connection_table: Arc::new(settings.limits.connection_table()),
             open: watch::Sender::new(0),
             drain_over: watch::Sender::new(false),

@@ -89,11 +89,7 @@ pub(super) static FOREIGN: &[Foreign] = &[
         Value,
         "this command computes one conversation; `tallow serve --slots N` computes several at once",
     ),
-    instead(
-        &["--format", "--json-schema", "-j", "--json-schema-file", "-jf", "--grammar", "--grammar-file"],
-        Value,
-        "structured output is not supported yet; ask for it in the prompt",
-    ),
+    instead(&["--format"], Value, "use --json-schema SCHEMA, where {} is any JSON"),
     instead(&["--json"], Nothing, "the answer is written as text; `tallow serve` answers in JSON"),
     instead(
         &["--api-key"],

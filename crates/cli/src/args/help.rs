@@ -102,6 +102,9 @@ fn examples(command: &str) -> Option<&'static str> {
   tallow imatrix ./model-folder calibration.txt -o imatrix.gguf
   tallow convert ./model-folder model.gguf --quant q4_k_m --imatrix imatrix.gguf"
         }
+        "parse" => {
+            "Examples:\n  tallow parse --tool-format hermes < answer.txt\n  tallow parse --tool-format mistral --tools tools.json --stream 4 < answer.txt"
+        }
         "tokenize" => {
             "Examples:\n  tallow tokenize demo \"Hello there\"\n  tallow tokenize demo -d \"1, 2, 3\""
         }

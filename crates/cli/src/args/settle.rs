@@ -31,7 +31,9 @@ impl Command {
             Command::Perplexity(args) => &mut args.model,
             Command::Imatrix(args) => &mut args.model,
             Command::Dump(args) => &mut args.model,
-            Command::Search(_) | Command::List(_) | Command::Completions(_) => return Ok(()),
+            Command::Search(_) | Command::List(_) | Command::Parse(_) | Command::Completions(_) => {
+                return Ok(());
+            }
         };
         sources.choose(model)
     }

@@ -1,5 +1,6 @@
 //! Commands that measure and inspect.
 
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -166,6 +167,26 @@ pub(crate) struct Doctor {
     pub sampling: SampleArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Parse {
+    /// Tool-call format: hermes, mistral, … [default: list them]
+    ///
+    /// The way in which a family of models writes reasoning and tool calls.
+    #[arg(long, value_name = "NAME")]
+    pub tool_format: Option<String>,
+    /// The tools: a JSON file, as in OpenAI's API
+    ///
+    /// What names none of them is no call, and their types say how arguments are read that are written as plain text.
+    #[arg(long, value_name = "FILE")]
+    pub tools: Option<PathBuf>,
+    /// The end of the prompt, which may have opened the reasoning
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub prefix: String,
+    /// Print the deltas of a stream, N characters at a time
+    #[arg(long, value_name = "N")]
+    pub stream: Option<NonZero<usize>>,
 }
 
 #[derive(Debug, Args)]

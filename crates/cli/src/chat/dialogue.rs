@@ -1,7 +1,10 @@
 //! [`Dialogue`]: the messages of a chat, and the prompt tokens made of them.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
-use tallow_text::reasoning::{Controls, Effort, Reasoning, Splitter, Uncontrolled};
+use tallow_text::output::{OutputFormat, OutputParser};
+use tallow_text::reasoning::{Controls, Effort, Uncontrolled};
 use tallow_text::template::{Chat, ChatTemplate, ChatTemplates, Now};
 use tallow_text::tokenizer::{Shown, Special, Tokenizer};
 
@@ -36,7 +39,8 @@ pub(crate) struct Dialogue {
     tokenizer: Tokenizer,
     /// `None`: the model continues the plain text.
     template: Option<ChatTemplate>,
-    reasoning: Option<Reasoning>,
+    /// `None`: the model does not mark its thinking.
+    format: Option<OutputFormat>,
     pub system: Option<String>,
     pub messages: Vec<Message>,
     /// Number of oldest messages that were dropped from the context.
@@ -51,11 +55,11 @@ impl Dialogue {
     /// An empty conversation.
     pub(crate) fn new(tokenizer: Tokenizer, templates: Option<&ChatTemplates>) -> Dialogue {
         let template = templates.and_then(|t| t.choose(false)).cloned();
-        let reasoning = template.as_ref().and_then(Reasoning::of);
+        let format = template.as_ref().map(OutputFormat::of).filter(OutputFormat::reasons);
         Dialogue {
             tokenizer,
             template,
-            reasoning,
+            format,
             system: None,
             messages: Vec::new(),
             rolled: 0,
@@ -128,15 +132,21 @@ impl Dialogue {
         Ok(())
     }
 
-    /// Splitter of thinking and answer for a reply to this prompt; `None` for models that do not think.
-    pub(crate) fn splitter(&self, prompt: &[u32]) -> Option<Splitter> {
+    /// Parser that tells thinking from the answer in a reply to this prompt; `None` for models that do not think.
+    pub(crate) fn parser(&self, prompt: &[u32]) -> Option<OutputParser> {
         let ending = &prompt[prompt.len().saturating_sub(PROMPT_END)..];
-        Some(self.reasoning?.splitter(&self.tokenizer.decode(ending, Shown::All)))
+        // Without tools nothing is a call.
+        Some(self.format?.parser(&self.tokenizer.decode(ending, Shown::All), Some(Arc::default())))
     }
 
-    /// Special tokens that mark thinking, which the splitter has to see.
+    /// The token with which the model opens its thinking, if one token does.
+    pub(crate) fn opening_token(&self) -> Option<u32> {
+        self.format?.opening_token(&self.tokenizer)
+    }
+
+    /// Special tokens that mark thinking, which the parser has to see.
     pub(crate) fn marks(&self) -> Vec<u32> {
-        self.reasoning.map_or_else(Vec::new, |r| r.special_tokens(&self.tokenizer))
+        self.format.map_or_else(Vec::new, |format| format.special_tokens(&self.tokenizer, false))
     }
 }
 

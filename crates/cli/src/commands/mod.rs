@@ -9,6 +9,7 @@ pub(crate) mod embed;
 pub(crate) mod hub;
 pub(crate) mod imatrix;
 pub(crate) mod pack;
+pub(crate) mod parse;
 pub(crate) mod perplexity;
 pub(crate) mod prompt;
 pub(crate) mod reference;

@@ -1,10 +1,13 @@
 //! `tallow run`: one prompt, or a chat.
 
 use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
 
+use tallow_constraint::{Compiled, Compiler, Grammar, Limits, Vocabulary};
 use tallow_models::AnyModel;
 
-use super::{print, prompt, repl};
+use super::{print, prompt, repl, text_file};
 use crate::Failed;
 use crate::args::Run;
 use crate::chat::dialogue::{Dialogue, Message};
@@ -27,6 +30,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     if args.stop.iter().any(String::is_empty) {
         return Err(Failed::new("--stop: the text is empty, and would end every answer before it begins"));
     }
+    let grammar = grammar(&args)?;
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let loaded = match (load::any(name, how)?, &prompt) {
@@ -35,6 +39,10 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
         }
         _ if args.lora.is_some() => {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
+        }
+        (AnyModel::Seq2Seq(_), _) if grammar.is_some() => {
+            let what = "--json-schema, --grammar and --regex are for models without an encoder, and this one has one";
+            return Err(Failed::new(what));
         }
         (AnyModel::Seq2Seq(_), None) => {
             return Err(Failed::new(
@@ -60,6 +68,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let mut talk = Talk::new(handle, dialogue(&loaded, &args)?, loaded.model.spec.context)?;
     talk.max_tokens = config.max_tokens.as_ref().map(|s| s.value);
     talk.stops = args.stop.clone();
+    talk.structure = grammar.map(|grammar| compiled(&grammar, &loaded)).transpose()?;
     talk.rolls = !args.chat.no_roll;
     match prompt {
         Some(prompt) => once(talk, &prompt, &args),
@@ -68,6 +77,41 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
             repl::chat(repl::Setup { loaded: &loaded, config, args: &args }, talk)
         }
     }
+}
+
+/// What the answers are to be held to.
+fn grammar(args: &Run) -> Result<Option<Grammar>, Failed> {
+    // A file, or the text itself.
+    let read = |given: &str| match Path::new(given).is_file() {
+        true => text_file(Path::new(given)),
+        false => Ok(given.to_owned()),
+    };
+    Ok(match (&args.json_schema, &args.grammar, &args.regex) {
+        (Some(given), ..) => {
+            let schema = serde_json::from_str(&read(given)?).map_err(|e| {
+                Failed::new(format!("--json-schema {given}: it is neither a file nor a schema: {e}"))
+            })?;
+            Some(Grammar::JsonSchema { schema, best_effort: false })
+        }
+        (_, Some(given), _) => {
+            let text = read(given)?;
+            Some(if text.contains("::=") { Grammar::Gbnf(text) } else { Grammar::Lark(text) })
+        }
+        (.., Some(regex)) => Some(Grammar::Regex(regex.clone())),
+        (None, None, None) => None,
+    })
+}
+
+fn compiled(grammar: &Grammar, loaded: &LoadedModel) -> Result<Arc<Compiled>, Failed> {
+    let flag = match grammar {
+        Grammar::JsonSchema { .. } => "--json-schema",
+        Grammar::Regex(_) => "--regex",
+        _ => "--grammar",
+    };
+    let vocabulary = Vocabulary::new(&loaded.text_codec()?.tokenizer);
+    let compiled =
+        vocabulary.and_then(|all| Compiler::new(Arc::new(all), Limits::default()).compile(grammar));
+    compiled.map_err(|why| Failed::new(format!("{flag}: {why}")))
 }
 
 /// An empty conversation, with the options of the command line.

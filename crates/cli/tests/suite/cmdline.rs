@@ -3,7 +3,7 @@
 use crate::common::{Did, Home, did};
 use tallow_support::root;
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 21] = [
     "run",
     "serve",
     "pull",
@@ -19,6 +19,7 @@ const COMMANDS: [&str; 20] = [
     "classify",
     "transcribe",
     "tokenize",
+    "parse",
     "pack",
     "perplexity",
     "imatrix",
@@ -89,6 +90,7 @@ fn help_has_the_words_that_people_search_for() {
         ("transcribe", &["Whisper", "subtitles", "segment"]),
         ("bench", &["prefill", "decode"]),
         ("tokenize", &["token ids", "BOS"]),
+        ("parse", &["tool call", "reasoning", "stream"]),
     ] {
         let help = home.run(&[command, "--help"]).ok().to_lowercase();
         for word in words {
@@ -251,9 +253,8 @@ fn options_of_llama_cpp_mean_what_they_mean_there() {
 #[test]
 fn options_that_are_not_there_are_refused_with_what_is() {
     let home = Home::new();
-    let tried: [&[&str]; 14] = [
+    let tried: [&[&str]; 13] = [
         &["run", "demo", "--format", "json"],
-        &["run", "demo", "--grammar", "root ::= x"],
         &["run", "demo", "--parallel", "4"],
         &["run", "demo", "--mmproj", "x.gguf"],
         &["run", "demo", "--draft-max", "8"],
@@ -310,7 +311,7 @@ fn every_command_takes_its_model_by_place_and_by_name() {
     }
     // Arguments that are not a model's name are the prompt.
     assert!(home.run(&["run", "two words", "-m", "demo", "-n", "1", "--echo"]).ok().starts_with("two words"));
-    for command in COMMANDS.iter().filter(|c| !["search", "list", "completions"].contains(c)) {
+    for command in COMMANDS.iter().filter(|c| !["search", "list", "parse", "completions"].contains(c)) {
         assert!(home.run(&[command, "-h"]).ok().contains("-m, --model <MODEL>"), "{command}");
     }
 }

@@ -16,6 +16,8 @@ mod logs;
 mod memory;
 mod packing;
 mod parity;
+mod parsing;
 mod run;
 mod serving;
 mod speech;
+mod structured;

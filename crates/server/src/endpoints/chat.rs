@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::body::read_json;
 use crate::errors::ApiError;
 use crate::generation::params::Generation;
-use crate::generation::prompt::{Messages, is_empty_list};
+use crate::generation::prompt::Messages;
 use crate::generation::run::{Job, Prompt, run};
 use crate::generation::wire::ResponseShape;
 use crate::http::guard::Caller;
@@ -64,20 +64,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
 /// Refuses features that are not implemented yet, unless they are switched off.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     let never = |_: &Value| false;
-    const TOOLS: &str = "calling tools is not supported yet; leave it out";
     const STORE: &str = "answers are not stored here; leave it out";
-    fields.only("tools", is_empty_list, TOOLS)?;
-    fields.only("functions", is_empty_list, TOOLS)?;
-    // Without tools the model can only choose none.
-    fields.only("tool_choice", |v| *v == "none" || *v == "auto", TOOLS)?;
-    fields.only("function_call", |v| *v == "none" || *v == "auto", TOOLS)?;
-    fields.only("parallel_tool_calls", Value::is_boolean, "it should be true or false")?;
-    let text = |v: &Value| *v == serde_json::json!({"type": "text"});
-    fields.only(
-        "response_format",
-        text,
-        "answers cannot be held to a format yet; describe it in the prompt",
-    )?;
     fields.only_off("modalities", |v| *v == serde_json::json!(["text"]))?;
     fields.only("store", |v| *v == false, STORE)?;
     fields.only("verbosity", |v| *v == "medium", "say in the system prompt how long answers should be")?;
@@ -113,7 +100,8 @@ fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> 
     let room = info.context.saturating_sub(ids.len());
     let max_new = generation.max_new_tokens(server.model.max_tokens, room);
     generation.separate_cache(caller);
-    generation.reasoned = messages.reasoned(templates, &ids, &info.tokenizer);
+    generation.parts = messages.output_parts(templates, &ids, &info.tokenizer);
+    generation.structure = messages.structure(templates, generation.structure.take())?;
     let prompt = Prompt { ids, echo: None, is_text: true };
     Job::new(server, generation, ResponseShape::Chat, vec![prompt], max_new, adapter)
 }

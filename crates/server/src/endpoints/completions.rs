@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tallow_engine::handle::Info;
 use tallow_text::tokenizer::{Around, Shown};
 
@@ -74,11 +74,6 @@ pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiErr
         "give the prompt as token ids; /tokenize makes some",
     )?;
     fields.only("messages", |_| false, "give a prompt, or POST to /v1/chat/completions")?;
-    fields.only(
-        "response_format",
-        |v| *v == json!({"type": "text"}),
-        "answers cannot be held to a format yet",
-    )?;
     fields.finish()?;
     Ok(CompletionRequest { prompts, echo, generation })
 }

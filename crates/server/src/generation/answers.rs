@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::access::Notes;
 use crate::errors::ApiError;
 use crate::generation::outputs::{AnswerPart, ChoiceEvent, StreamProgress, Token, Totals, finish_reason};
-use crate::generation::thinking::Reasoned;
+use crate::generation::thinking::OutputParts;
 use crate::request_context::RequestContext;
 use crate::state::{ActiveRequest, Server};
 
@@ -36,8 +36,10 @@ pub(crate) struct FollowedChoice {
     pub(crate) record: Option<AnswerRecord>,
     /// Decodes the answer's tokens to find their text offsets, if log-probabilities were requested.
     pub(crate) offsets: Option<Detokenizer>,
-    /// Splits off reasoning, if the model marks it.
-    pub(crate) reasoned: Option<Reasoned>,
+    /// Divides its text, if the model's template shows how it writes it.
+    pub(crate) parts: Option<OutputParts>,
+    /// True if a space in front of it is left out.
+    pub(crate) space_first: bool,
     /// True if it is the first choice of its prompt.
     pub(crate) first: bool,
 }
@@ -62,7 +64,11 @@ struct ChoiceState {
     events: Option<UnboundedReceiver<Event>>,
     echo: Option<Echo>,
     record: Option<AnswerRecord>,
-    reasoned: Option<Reasoned>,
+    parts: Option<OutputParts>,
+    /// True until text has come, if a space in front of it is left out.
+    space_first: bool,
+    /// Tool calls so far.
+    calls: usize,
     /// Tokens of reasoning.
     reasoning_tokens: usize,
     is_first: bool,
@@ -73,6 +79,8 @@ struct ChoiceState {
     offsets: Option<Detokenizer>,
     /// Characters decoded before the next token.
     offset: usize,
+    /// Of those of the next token, how many are left out of the text.
+    left_out: usize,
     started: Option<Instant>,
     last_token: Option<Instant>,
 }
@@ -89,13 +97,16 @@ impl Answers {
             events: Some(f.events),
             echo: f.echo,
             record: f.record,
-            reasoned: f.reasoned,
+            parts: f.parts,
+            space_first: f.space_first,
+            calls: 0,
             reasoning_tokens: 0,
             is_first: f.first,
             scored: Vec::new(),
             pending: Vec::new(),
             offsets: f.offsets,
             offset: 0,
+            left_out: 0,
             started: None,
             last_token: None,
         };
@@ -196,10 +207,10 @@ impl Answers {
     }
 
     /// Writes a choice's end and the totals so far to the access log's notes.
-    fn note(&self, end: &Finish) {
+    fn note(&self, finish: &'static str) {
         let totals = &self.totals;
         self.notes.note(|noted| {
-            noted.finish.push(finish_reason(end));
+            noted.finish.push(finish);
             noted.prompt_tokens = Some(totals.prompt);
             noted.cached_tokens = Some(totals.cached);
             noted.completion_tokens = Some(totals.new);
@@ -261,12 +272,13 @@ impl Answers {
                 let part = choice.part(&done.text, stopped, tokenizer);
                 let part = choice.rest(part);
                 self.totals.add(&done, choice.is_first);
-                if choice.reasoned.is_some() {
+                if choice.parts.as_ref().is_some_and(|parts| parts.counts) {
                     *self.totals.reasoning.get_or_insert(0) += choice.reasoning_tokens;
                 }
-                server.metrics.done(&done, finish_reason(&done.reason), self.begun.elapsed());
-                self.note(&done.reason);
-                Ok(Some(ChoiceEvent { index, part, end: Some(done.reason), progress: None }))
+                let finish = finish_reason(&done.reason, choice.calls > 0);
+                server.metrics.done(&done, finish, self.begun.elapsed());
+                self.note(finish);
+                Ok(Some(ChoiceEvent { index, part, end: Some(finish), progress: None }))
             }
             Event::Failed(failure) => Err(failure),
         }
@@ -299,6 +311,7 @@ impl ChoiceState {
         for choice in tokens {
             let waited = self.offsets.as_ref().map_or(0, Detokenizer::waiting);
             let written = self.offsets.as_mut().map_or(0, |offsets| chars_of(offsets, choice.token));
+            let written = written.saturating_sub(std::mem::take(&mut self.left_out));
             part.tokens.push(self.token(choice, (waited, written), tokenizer));
         }
         part.is_some().then_some(part)
@@ -306,21 +319,37 @@ impl ChoiceState {
 
     /// Appends text to a part, split into reasoning and answer.
     fn push(&mut self, text: &str, part: &mut AnswerPart) {
-        match &mut self.reasoned {
+        let before = part.text.len();
+        match &mut self.parts {
             None => part.text += text,
-            Some(reasoned) => part.add(reasoned.splitter.push(text), reasoned.is_sent),
+            Some(parts) => part.add(parts.parser.push(text), parts.is_sent, &mut self.calls),
+        }
+        self.leave_space_out(part, before);
+    }
+
+    /// Leaves a space out that a part has behind `before` bytes, if it is in front of the answer's text.
+    fn leave_space_out(&mut self, part: &mut AnswerPart, before: usize) {
+        if part.text.len() > before
+            && std::mem::take(&mut self.space_first)
+            && part.text[before..].starts_with(' ')
+        {
+            part.text.remove(before);
+            // The answer's first token has written it.
+            self.left_out = 1;
         }
     }
 
     fn is_thinking(&self) -> bool {
-        self.reasoned.as_ref().is_some_and(|reasoned| reasoned.splitter.is_thinking())
+        self.parts.as_ref().is_some_and(|parts| parts.parser.is_reasoning())
     }
 
     /// The last part, with text that was held back because it could have been the start of a mark.
     fn rest(&mut self, last: Option<AnswerPart>) -> Option<AnswerPart> {
-        let Some(reasoned) = &mut self.reasoned else { return last };
+        let Some(parts) = &mut self.parts else { return last };
         let mut part = last.unwrap_or_default();
-        part.add(reasoned.splitter.finish(), reasoned.is_sent);
+        let before = part.text.len();
+        part.add(parts.parser.finish(), parts.is_sent, &mut self.calls);
+        self.leave_space_out(&mut part, before);
         part.is_some().then_some(part)
     }
 

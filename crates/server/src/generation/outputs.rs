@@ -1,9 +1,13 @@
 //! Outputs of a request: the parts of its choices as they arrive, and the totals over all.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use tallow_engine::handle::{Done, Finish};
-use tallow_text::reasoning::Piece;
+use tallow_text::output::{Event, ToolCall};
+
+/// What ids of calls are made of.
+const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
 /// An update of one choice.
 #[derive(Debug)]
@@ -12,8 +16,8 @@ pub(crate) struct ChoiceEvent {
     pub(crate) index: usize,
     /// More of its text.
     pub(crate) part: Option<AnswerPart>,
-    /// Finish reason, on the last event.
-    pub(crate) end: Option<Finish>,
+    /// `finish_reason`, on the last event.
+    pub(crate) end: Option<&'static str>,
     /// Prefill progress.
     pub(crate) progress: Option<StreamProgress>,
 }
@@ -35,7 +39,37 @@ pub(crate) struct AnswerPart {
     /// Reasoning text.
     pub(crate) reasoning: String,
     pub(crate) text: String,
+    /// Tool calls.
+    pub(crate) calls: Vec<Call>,
     pub(crate) tokens: Vec<Token>,
+}
+
+/// A tool call of a choice.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// Index among those of the choice.
+    pub(crate) index: usize,
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// Text of a JSON object.
+    pub(crate) arguments: String,
+}
+
+impl Call {
+    /// An id is made where the model writes none: of letters and digits, nine of them, as some templates demand.
+    pub(crate) fn new(index: usize, call: ToolCall) -> Call {
+        let ToolCall { id, name, arguments } = call;
+        let made = || {
+            let mut left = RandomState::new().hash_one((index, &name));
+            let letters = std::iter::from_fn(|| {
+                let letter = LETTERS[(left % LETTERS.len() as u64) as usize];
+                left /= LETTERS.len() as u64;
+                Some(char::from(letter))
+            });
+            letters.take(9).collect()
+        };
+        Call { index, id: id.unwrap_or_else(made), name, arguments }
+    }
 }
 
 /// A token with its log-probability.
@@ -72,9 +106,10 @@ pub(crate) struct Totals {
     pub(crate) decode: Duration,
 }
 
-/// `finish_reason` of an answer.
-pub(crate) fn finish_reason(end: &Finish) -> &'static str {
+/// `finish_reason` of an answer, which may have called tools.
+pub(crate) fn finish_reason(end: &Finish, has_called: bool) -> &'static str {
     match end {
+        Finish::End | Finish::Stop(_) if has_called => "tool_calls",
         Finish::End | Finish::Stop(_) => "stop",
         Finish::Length => "length",
     }
@@ -82,15 +117,23 @@ pub(crate) fn finish_reason(end: &Finish) -> &'static str {
 
 impl AnswerPart {
     pub(crate) fn is_some(&self) -> bool {
-        !(self.reasoning.is_empty() && self.text.is_empty() && self.tokens.is_empty())
+        !(self.reasoning.is_empty()
+            && self.text.is_empty()
+            && self.calls.is_empty()
+            && self.tokens.is_empty())
     }
 
-    pub(crate) fn add(&mut self, pieces: Vec<Piece>, reasoning_is_sent: bool) {
-        for piece in pieces {
-            match piece {
-                Piece::Answer(text) => self.text += &text,
-                Piece::Reasoning(text) if reasoning_is_sent => self.reasoning += &text,
-                Piece::Reasoning(_) => {}
+    /// Adds what a parser gives, as far as it is sent. `calls` counts the tool calls of the choice.
+    pub(crate) fn add(&mut self, events: Vec<Event>, reasoning_is_sent: bool, calls: &mut usize) {
+        for event in events {
+            match event {
+                Event::Content(text) => self.text += &text,
+                Event::Reasoning(text) if reasoning_is_sent => self.reasoning += &text,
+                Event::Reasoning(_) => {}
+                Event::Call(call) => {
+                    self.calls.push(Call::new(*calls, call));
+                    *calls += 1;
+                }
             }
         }
     }

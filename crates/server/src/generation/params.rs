@@ -10,7 +10,8 @@ use tallow_engine::sampler::Sampling;
 use crate::errors::ApiError;
 use crate::foreign;
 use crate::generation::lora::{self, LoraSelection};
-use crate::generation::thinking::Reasoned;
+use crate::generation::structure::Structure;
+use crate::generation::thinking::OutputParts;
 use crate::http::guard::Caller;
 use crate::parse::fields::{Fields, MAX_TOKENS, integer, number, text, wrong};
 
@@ -37,7 +38,7 @@ pub(crate) struct Generation {
     progress: bool,
     stops: Vec<String>,
     stop_tokens: Vec<u32>,
-    ignore_end: bool,
+    pub(crate) ignore_end: bool,
     salt: Option<String>,
     /// True if its pages are kept from the disk cache.
     unsaved: bool,
@@ -52,15 +53,19 @@ pub(crate) struct Generation {
     frequency_penalty: Option<f32>,
     bias: Vec<(u32, f32)>,
     lora: Option<LoraSelection>,
-    /// Splits reasoning from the answers, if the model marks it.
-    pub(crate) reasoned: Option<Reasoned>,
+    /// The structure that the answers must have.
+    pub(crate) structure: Option<Structure>,
+    /// Divides the answers, if the model's template shows how it writes them.
+    pub(crate) parts: Option<OutputParts>,
 }
 
 impl Generation {
     /// Takes those fields. `max_tokens` and `logprobs` mean different things in chats and completions and are left to
     /// them.
     pub(crate) fn take(fields: &mut Fields) -> Result<Generation, ApiError> {
+        let structure = Structure::take(fields)?;
         foreign::take(fields)?;
+        let ignore_end = fields.flag("ignore_eos")?.unwrap_or(false);
         let stream = fields.flag("stream")?.unwrap_or(false);
         take_ignored(fields)?;
         let cached = fields.flag("cache_prompt")?.unwrap_or(true);
@@ -74,7 +79,7 @@ impl Generation {
             progress: progress(fields, stream)?,
             stops: stops(fields)?,
             stop_tokens: stop_tokens(fields)?,
-            ignore_end: fields.flag("ignore_eos")?.unwrap_or(false),
+            ignore_end,
             salt: salt(fields, cached)?,
             unsaved: !cached,
             seed: fields.integer("seed", i64::MIN..=i64::MAX)?,
@@ -89,7 +94,8 @@ impl Generation {
             frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
             bias: bias(fields)?,
             lora: LoraSelection::take(fields)?,
-            reasoned: None,
+            structure,
+            parts: None,
         })
     }
 
@@ -145,7 +151,7 @@ impl Generation {
             stop_tokens: self.stop_tokens.clone(),
             ignore_end: self.ignore_end,
             progress: self.progress,
-            shown: self.reasoned.as_ref().map(|r| r.marks.clone()).unwrap_or_default(),
+            shown: self.parts.iter().flat_map(|parts| parts.markers.clone()).collect(),
             salt: self.salt.clone(),
             unsaved: self.unsaved,
             score_prompt,

@@ -1,13 +1,17 @@
 //! Prompts: from messages and texts to tokens.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
-use tallow_text::reasoning::Reasoning;
+use tallow_text::output::{OutputFormat, Tools};
 use tallow_text::template::{Chat, ChatTemplates, Ending, Now};
 use tallow_text::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, Written};
 
 use crate::clock::unix_time;
 use crate::errors::{ApiError, quoted};
-use crate::generation::thinking::{Reasoned, ReasoningOutput, Thinking, is_harmless};
+use crate::generation::structure::Structure;
+use crate::generation::thinking::{OutputParts, ReasoningOutput, Thinking, is_harmless};
+use crate::generation::tools::{self, ToolUse};
 use crate::parse::fields::{Fields, text, wrong};
 
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
@@ -22,6 +26,7 @@ pub(crate) struct Messages {
     ending: Ending,
     values: Map<String, Value>,
     thinking: Thinking,
+    tools: ToolUse,
 }
 
 /// Tokens at the end of a prompt that are searched for the mark that opens a reasoning block.
@@ -51,7 +56,8 @@ impl Messages {
             Some(Value::Object(values)) => values,
             Some(other) => return Err(wrong("chat_template_kwargs".into(), "an object", &other)),
         };
-        Ok(Messages { messages: Value::Array(messages), ending, values, thinking: Thinking::take(fields)? })
+        let (thinking, tools) = (Thinking::take(fields)?, ToolUse::take(fields)?);
+        Ok(Messages { messages: Value::Array(messages), ending, values, thinking, tools })
     }
 
     /// The chat's tokens; a chat of far more than `limit` is refused. Message contents never become special tokens; only
@@ -76,50 +82,85 @@ impl Messages {
             );
             return Err(ApiError::field("chat_template_kwargs", why));
         }
-        let template = templates.and_then(|templates| templates.choose(false));
+        let template = templates.and_then(|templates| templates.choose(self.tools.is_offered()));
         let values = self.thinking.values(template, &self.values)?;
         let Some(template) = template else {
+            if self.tools.is_offered() {
+                return Err(deaf(self.tools.field, "the model has no chat template"));
+            }
             let messages = self.messages.as_array().into_iter().flatten();
             let contents: Vec<&str> = messages.filter_map(|m| m.get("content")?.as_str()).collect();
             let tokens = tokenizer.encode_up_to(&contents.join("\n"), Special::PROMPT, limit);
             let tokens = tokens.map_err(|e| not_tokenized("messages", &e))?;
             return tokens.ok_or_else(|| ApiError::far_too_long("messages", limit));
         };
+        if self.tools.is_offered() && !template.reads("tools") {
+            return Err(deaf(self.tools.field, "the model's chat template has no place for tools"));
+        }
         if self.messages.as_array().into_iter().flatten().any(|m| exceeds(m, tokenizer, limit)) {
             return Err(ApiError::far_too_long("messages", limit));
         }
         let now = Now::local(unix_time() as i64);
-        let chat = Chat { ending: self.ending, values: &values, ..Chat::new(&self.messages, now) };
+        let messages = tools::with_arguments_for(template, &self.messages, now);
+        let (ending, tools) = (self.ending, self.tools.offered.as_ref());
+        let chat = Chat { ending, tools, values: &values, ..Chat::new(&messages, now) };
         let tokens = template.prompt_up_to(&chat, tokenizer, limit);
         let tokens = tokens.map_err(|e| ApiError::field("messages", e.to_string()))?;
         tokens.ok_or_else(|| ApiError::far_too_long("messages", limit))
     }
 
-    /// Splits reasoning from the answer to these prompt tokens, if the model marks it.
-    pub(crate) fn reasoned(
+    /// The structure of the answer: of its calls, and that which an answer without calls is `wanted` to have.
+    pub(crate) fn structure(
+        &self,
+        templates: Option<&ChatTemplates>,
+        wanted: Option<Structure>,
+    ) -> Result<Option<Structure>, ApiError> {
+        let Some(calls) = &self.tools.calls else { return Ok(wanted) };
+        let template = templates.and_then(|templates| templates.choose(true));
+        calls.structure(template.and_then(|template| OutputFormat::of(template).writing()), wanted)
+    }
+
+    /// Divides the answer to these prompt tokens, if the model's template shows how it writes it.
+    pub(crate) fn output_parts(
         &self,
         templates: Option<&ChatTemplates>,
         tokens: &[u32],
         tokenizer: &Tokenizer,
-    ) -> Option<Reasoned> {
-        if self.thinking.output == ReasoningOutput::Inline {
+    ) -> Option<OutputParts> {
+        let calls = self.tools.is_offered();
+        let whole = OutputFormat::of(templates?.choose(calls)?);
+        let is_inline = self.thinking.output == ReasoningOutput::Inline;
+        let format = if is_inline { whole.inline() } else { whole };
+        if !whole.reasons() && !calls {
             return None;
         }
-        let reasoning = Reasoning::of(templates?.choose(false)?)?;
-        let splitter = match self.ending {
+        let parser = |format: OutputFormat, known: Arc<Tools>| match self.ending {
             Ending::Open => {
                 let last = self.messages.as_array().and_then(|all| all.last()?.get("content")?.as_str());
-                reasoning.splitter_after(last.unwrap_or_default())
+                let mut parser = format.parser("", Some(known));
+                parser.resume(last.unwrap_or_default());
+                parser
             }
             Ending::Prompt | Ending::Closed => {
                 let ending = &tokens[tokens.len().saturating_sub(ENDING)..];
-                reasoning.splitter(&tokenizer.decode(ending, Shown::All))
+                format.parser(&tokenizer.decode(ending, Shown::All), Some(known))
             }
         };
-        let (marks, is_sent) =
-            (reasoning.special_tokens(tokenizer), self.thinking.output == ReasoningOutput::Separate);
-        Some(Reasoned { splitter, marks, is_sent })
+        Some(OutputParts {
+            // Without tools nothing is a call.
+            parser: parser(format, self.tools.known.clone()),
+            before: whole.reasons().then(|| (parser(whole, Arc::default()), whole.opening_token(tokenizer))),
+            markers: format.special_tokens(tokenizer, calls),
+            counts: format.reasons(),
+            is_sent: self.thinking.output != ReasoningOutput::Hidden,
+        })
     }
+}
+
+/// The model cannot be told of tools.
+fn deaf(field: &str, why: &str) -> ApiError {
+    let why = format!("{why}, so it cannot be told of them; describe them in a message, or leave them out");
+    ApiError::field(field, why).code("unsupported_value")
 }
 
 /// True if a message alone has far more than `limit` tokens. Then the chat need not be rendered, which takes several
@@ -165,12 +206,17 @@ fn message(path: String, value: Value) -> Result<Value, ApiError> {
     };
     let refusal = if role == "assistant" { fields.text("refusal")? } else { None };
     message.insert("role".into(), known.into());
+    let calls = if role == "assistant" { tools::calls(&mut fields)? } else { None };
+    let has_content = fields.peek("content").is_some();
     // A refusal is the whole content of its message.
     let text = match refusal {
-        Some(refusal) if fields.peek("content").is_none() => refusal,
-        _ => content(&mut fields)?,
+        Some(refusal) if !has_content => refusal.into(),
+        // Templates tell a call from text by that.
+        _ if calls.is_some() && !has_content => Value::Null,
+        _ => content(&mut fields)?.into(),
     };
-    message.insert("content".into(), text.into());
+    message.insert("content".into(), text);
+    message.extend(calls.map(|calls| ("tool_calls".to_owned(), calls)));
     if role == "assistant" {
         for theirs in ["reasoning", "thinking"] {
             fields.rename(theirs, "reasoning_content")?;
@@ -197,8 +243,6 @@ fn message(path: String, value: Value) -> Result<Value, ApiError> {
 
 /// Takes fields that answers have besides their text, for when a client sends an answer back as part of a chat.
 fn not_replayed(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.only_off("tool_calls", is_empty_list)?;
-    fields.only_off("function_call", |_| false)?;
     fields.only_off("audio", |_| false)?;
     // Sources of the text or the model's confidence: nothing that goes into a prompt.
     for name in ["annotations", "reasoning_details"] {
@@ -237,9 +281,4 @@ fn text_part(path: String, part: Value) -> Result<String, ApiError> {
     let content = text(path, value)?;
     part.finish()?;
     Ok(content)
-}
-
-/// True if the value is an empty list.
-pub(crate) fn is_empty_list(value: &Value) -> bool {
-    value.as_array().is_some_and(Vec::is_empty)
 }

@@ -14,9 +14,11 @@ use tallow_text::tokenizer::Shown;
 use crate::access::Notes;
 use crate::errors::{ApiError, json};
 use crate::generation::answers::{Answers, Echo, FollowedChoice};
-use crate::generation::outputs::{AnswerPart, finish_reason};
+use crate::generation::constraint::constraint;
+use crate::generation::outputs::AnswerPart;
 use crate::generation::params::{Generation, unknown_token};
 use crate::generation::stream::{KEEP_ALIVE, stream};
+use crate::generation::structure::Structure;
 use crate::generation::wire::{CompleteChoice, Envelope, ResponseShape};
 use crate::request_context::RequestContext;
 use crate::state::Server;
@@ -47,6 +49,8 @@ pub(crate) struct Job {
     shape: ResponseShape,
     generation: Generation,
     choices: Vec<ChoiceRequest>,
+    /// True if a space in front of an answer is its tokenizer's, and not in the text that its structure allows.
+    space_first: bool,
 }
 
 /// A request of one choice, with its echo and the record of its answer.
@@ -74,6 +78,18 @@ impl Job {
             let why = format!("{wanted} answers were asked for, and this server has room for {capacity}");
             return Err(ApiError::field(if prompts.len() > 1 { param } else { "n" }, why));
         }
+        if let Some(Structure { path, .. }) = generation.structure.as_ref().filter(|_| generation.ignore_end)
+        {
+            let why = format!("ignore_eos goes on when the answer is complete, which {path} does not allow");
+            return Err(ApiError::field("ignore_eos", why));
+        }
+        let compiled =
+            generation.structure.as_ref().map(|structure| structure.compiled(server)).transpose()?;
+        let space_first = compiled.as_ref().is_some_and(|compiled| compiled.space_first());
+        let constraint = compiled.map(|compiled| {
+            let reasoning = generation.parts.as_ref().and_then(|parts| parts.before.clone());
+            constraint(compiled.matcher(), reasoning, (&info.tokenizer, info.vocab))
+        });
         let wants_tokens = generation.logprobs.is_some();
         let (mut choices, scope) = (Vec::new(), generation.cache_scope(adapter));
         for prompt in prompts {
@@ -101,12 +117,12 @@ impl Job {
             let max_new = max_new.min(info.context - ids.len());
             let same = generation.requests(&ids, max_new, score_prompt, adapter, info);
             choices.extend(same.map(|request| ChoiceRequest {
-                request,
+                request: Request { constraint: constraint.clone(), ..request },
                 echo: echo.clone(),
                 record: record.clone(),
             }));
         }
-        Ok(Job { shape, generation, choices })
+        Ok(Job { shape, generation, choices, space_first })
     }
 }
 
@@ -127,7 +143,7 @@ fn with_earlier_answers(
 
 /// Submits a job and answers it. Dropping the future aborts it.
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
-    let (begun, Job { shape, generation, choices: mut requests }) = (Instant::now(), job);
+    let (begun, Job { shape, generation, choices: mut requests, space_first }) = (Instant::now(), job);
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
     let (handle, notes) = (&server.model.handle, Notes::current());
     let first = requests.first().map(|choice| &choice.request);
@@ -156,9 +172,9 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         let unread = ctx.clone().map(|ctx| ctx as Arc<dyn Unread>);
         let events = handle.submit_counted(request, unread);
         let events = events.map_err(|failure| ApiError::engine(failure, handle.is_alive()))?;
-        let reasoned = generation.reasoned.clone();
+        let parts = generation.parts.clone();
         let first = index % generation.n == 0;
-        followed.push(FollowedChoice { events, echo, record, offsets, reasoned, first });
+        followed.push(FollowedChoice { events, echo, record, offsets, parts, space_first, first });
     }
     server.metrics.taken(choices, max_new);
     let mut answers = Answers::new(server, followed, wants_tokens, begun);
@@ -192,12 +208,14 @@ async fn collect(
     while let Some(update) = answers.next().await {
         let update = update?;
         let choice = &mut choices[update.index];
-        let AnswerPart { reasoning, text, tokens } = update.part.unwrap_or_default();
+        let AnswerPart { reasoning, text, calls, tokens } = update.part.unwrap_or_default();
         choice.part.reasoning += &reasoning;
         choice.part.text += &text;
-        text_claim.add(reasoning.len() + text.len());
+        let arguments: usize = calls.iter().map(|call| call.arguments.len()).sum();
+        text_claim.add(reasoning.len() + text.len() + arguments);
+        choice.part.calls.extend(calls);
         choice.part.tokens.extend(tokens);
-        choice.finish = update.end.as_ref().map_or(choice.finish, finish_reason);
+        choice.finish = update.end.unwrap_or(choice.finish);
     }
     Ok(json(StatusCode::OK, envelope.complete(&choices, answers.totals())))
 }

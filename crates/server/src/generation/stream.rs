@@ -68,7 +68,7 @@ impl Events {
                 self.push_data(part);
                 let last = self.answers.ended() && !self.envelope.include_usage;
                 let totals = last.then(|| self.answers.totals());
-                let end = end.map(|end| self.envelope.end(index, &end, totals));
+                let end = end.map(|end| self.envelope.end(index, end, totals));
                 self.push_data(end);
             }
             Some(Err(error)) => {

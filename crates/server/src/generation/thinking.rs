@@ -1,7 +1,8 @@
-//! [`Thinking`]: a request's reasoning options; [`Reasoned`]: how reasoning is split from its answer.
+//! [`Thinking`]: a request's reasoning options; [`OutputParts`]: how a generated text is divided.
 
 use serde_json::{Map, Value};
-use tallow_text::reasoning::{Controls, Effort, Splitter};
+use tallow_text::output::OutputParser;
+use tallow_text::reasoning::{Controls, Effort};
 use tallow_text::template::ChatTemplate;
 
 use crate::errors::{ApiError, quoted};
@@ -33,12 +34,17 @@ pub(crate) enum ReasoningOutput {
     Inline,
 }
 
-/// Splitting of reasoning from an answer.
+/// How a generated text is divided into reasoning, content and tool calls.
 #[derive(Clone, Debug)]
-pub(crate) struct Reasoned {
-    pub(crate) splitter: Splitter,
-    /// Special tokens that mark reasoning, which must be decoded to text.
-    pub(crate) marks: Vec<u32>,
+pub(crate) struct OutputParts {
+    pub(crate) parser: OutputParser,
+    /// Tells the answer from what comes before it, and the token that opens that, if one token does; `None` for models that do
+    /// not mark reasoning.
+    pub(crate) before: Option<(OutputParser, Option<u32>)>,
+    /// Special tokens among the markers, which must be decoded to text.
+    pub(crate) markers: Vec<u32>,
+    /// True if reasoning is counted.
+    pub(crate) counts: bool,
     /// True if reasoning is sent.
     pub(crate) is_sent: bool,
 }

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use tallow_engine::handle::Finish;
 
-use crate::generation::outputs::{AnswerPart, StreamProgress, Token, Totals, finish_reason};
+use crate::generation::outputs::{AnswerPart, Call, StreamProgress, Token, Totals};
 
 /// Log-probability that OpenAI's servers report for virtually impossible tokens; JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
@@ -78,9 +77,12 @@ struct Choice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    /// `null` if there are only calls.
+    content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<WrittenCall<'a>>,
     refusal: Option<()>,
 }
 
@@ -92,6 +94,24 @@ struct Delta<'a> {
     reasoning_content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<WrittenCall<'a>>,
+}
+
+/// A tool call; chunks say which one it is.
+#[derive(Serialize)]
+struct WrittenCall<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    id: &'a str,
+    r#type: &'static str,
+    function: CalledFunction<'a>,
+}
+
+#[derive(Serialize)]
+struct CalledFunction<'a> {
+    name: &'a str,
+    arguments: &'a str,
 }
 
 #[derive(Serialize)]
@@ -194,9 +214,15 @@ impl Envelope {
         };
         match self.shape {
             ResponseShape::Chat => {
-                let reasoning_content = non_empty(&complete.part.reasoning);
-                let message = Some(Message { role: "assistant", content, reasoning_content, refusal: None });
-                Choice { message, ..choice }
+                let tool_calls = written(&complete.part.calls, false);
+                let message = Message {
+                    role: "assistant",
+                    content: Some(content).filter(|text| !text.is_empty() || tool_calls.is_empty()),
+                    reasoning_content: non_empty(&complete.part.reasoning),
+                    tool_calls,
+                    refusal: None,
+                };
+                Choice { message: Some(message), ..choice }
             }
             ResponseShape::Completion => Choice { text: Some(content), ..choice },
         }
@@ -204,7 +230,7 @@ impl Envelope {
 
     /// First chunk of a choice (chat only).
     pub(crate) fn begin(&self, index: usize) -> Option<String> {
-        let delta = Delta { role: Some("assistant"), reasoning_content: None, content: Some("") };
+        let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
         let choice = Choice { index, delta: Some(delta), ..Choice::default() };
         (self.shape == ResponseShape::Chat).then(|| text(&self.body(vec![choice], true)))
     }
@@ -216,9 +242,11 @@ impl Envelope {
         let choice = match self.shape {
             ResponseShape::Chat => {
                 let reasoning_content = non_empty(&part.reasoning);
-                // A chunk of reasoning alone has no `content`.
-                let content = non_empty(&part.text).or(reasoning_content.is_none().then_some(""));
-                Choice { delta: Some(Delta { role: None, reasoning_content, content }), ..choice }
+                let tool_calls = written(&part.calls, true);
+                // A chunk of reasoning or calls alone has no `content`.
+                let is_alone = reasoning_content.is_none() && tool_calls.is_empty();
+                let content = non_empty(&part.text).or(is_alone.then_some(""));
+                Choice { delta: Some(Delta { role: None, reasoning_content, content, tool_calls }), ..choice }
             }
             ResponseShape::Completion => Choice { text: Some(&part.text), ..choice },
         };
@@ -237,8 +265,8 @@ impl Envelope {
     }
 
     /// Chunk that ends a choice. `totals` is set for the last choice, which gets the timings.
-    pub(crate) fn end(&self, index: usize, end: &Finish, totals: Option<&Totals>) -> String {
-        let choice = Choice { index, finish_reason: Some(finish_reason(end)), ..Choice::default() };
+    pub(crate) fn end(&self, index: usize, end: &'static str, totals: Option<&Totals>) -> String {
+        let choice = Choice { index, finish_reason: Some(end), ..Choice::default() };
         let choice = match self.shape {
             ResponseShape::Chat => Choice { delta: Some(Delta::default()), ..choice },
             ResponseShape::Completion => Choice { text: Some(""), ..choice },
@@ -334,6 +362,19 @@ fn top(token: &Token) -> Option<BTreeMap<String, f32>> {
     }
     all.entry(chosen.0).or_insert(chosen.1);
     Some(all)
+}
+
+/// Tool calls, with their indices in chunks.
+fn written(calls: &[Call], is_chunk: bool) -> Vec<WrittenCall<'_>> {
+    calls.iter().map(|call| call.written(is_chunk)).collect()
+}
+
+impl Call {
+    fn written(&self, is_chunk: bool) -> WrittenCall<'_> {
+        let Call { index, id, name, arguments } = self;
+        let index = is_chunk.then_some(*index);
+        WrittenCall { index, id, r#type: "function", function: CalledFunction { name, arguments } }
+    }
 }
 
 fn non_empty(text: &str) -> Option<&str> {

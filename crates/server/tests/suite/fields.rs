@@ -21,7 +21,10 @@ fn item_19_messages_and_prompts_with_nothing_in_them() {
         (json!([{"role": "user", "content": [{"type": "text"}]}]), "messages[0].content[0].text"),
         (json!([{"role": "user", "content": ["x"]}]), "messages[0].content[0]"),
         (json!([{"role": "user", "content": "x", "tool_calls": []}]), "messages[0].tool_calls"),
-        (json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+        (
+            json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
+            "messages[0].tool_calls[0].function",
+        ),
         (
             json!([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
             "messages[0].content[0].type",

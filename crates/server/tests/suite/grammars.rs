@@ -1,6 +1,6 @@
-//! Schemas, grammars and tools, which are refused unparsed for now; and answers that are not valid UTF-8.
+//! Schemas, grammars and tools, good and bad; and answers that are not valid UTF-8.
 
-use crate::common::bodies::{CHAT, both_refuse, chat, refused};
+use crate::common::bodies::{CHAT, TEXT, chat, refused, taken, text, with};
 use crate::common::client::post;
 use crate::common::{END, hello, start_server};
 use serde_json::{Value, json};
@@ -13,47 +13,68 @@ fn formatted(schema: &Value) -> Value {
 #[test]
 fn item_27_schemas_and_tools() {
     let server = start_server(&hello());
-    let deep = (0..40).fold(json!({}), |inner, _| json!({"properties": {"a": inner}}));
+    let deep = |depth: usize| (0..depth).fold(json!({}), |inner, _| json!({"properties": {"a": inner}}));
+    let mut all = String::new();
     for schema in [
         json!({"$ref": "#"}),
         json!({"$ref": "http://169.254.169.254/latest"}),
         json!({"type": "array", "maxItems": 1_000_000_000}),
         json!({"type": "string", "enum": []}),
         json!({"allOf": [{"type": "string"}, {"type": "number"}]}),
-        deep,
+        json!({"type": "object", "properties": {"a": {"not": {"type": "string"}, "dependentRequired": {}}}}),
+        json!({"type": "string", "pattern": "(a+)+$"}),
+        deep(40),
+        deep(100),
     ] {
-        let message = refused(&server, CHAT, &formatted(&schema), "response_format");
-        assert!(message.contains("cannot be held to a format yet"), "{message}");
+        let reply = post(CHAT, formatted(&schema)).get(&server);
+        let said = match reply.status {
+            200 => "taken".into(),
+            400 => reply.error().0,
+            other => panic!("{schema}: {other} {}", reply.text()),
+        };
+        all += &format!("{}: {said}\n", schema.to_string().chars().take(60).collect::<String>());
     }
-    let tool = |i: usize| json!({"type": "function", "function": {"name": format!("f{i}"), "description": "x".repeat(100)}});
-    let tools: Vec<Value> = (0..1000).map(tool).collect();
-    refused(&server, CHAT, &chat(json!({"tools": tools})), "tools");
+    insta::assert_snapshot!(all);
     refused(&server, CHAT, &chat(json!({"tool_choice": "required"})), "tool_choice");
 }
 
-/// Other servers' names for these are unknown fields here.
 #[test]
 fn item_28_patterns_and_grammars() {
     let server = start_server(&hello());
+    let mut all = String::new();
     for (name, value) in [
-        ("guided_regex", "(a+)+$"),
-        ("guided_regex", "a{1,1000000000}"),
-        ("guided_grammar", " "),
-        ("grammar", "root ::= root \"a\""),
-        ("grammar", "root ::= \"unterminated"),
-        ("structured_outputs", "x"),
+        ("guided_regex", json!("(a+)+$")),
+        ("guided_regex", json!("a{1,1000000000}")),
+        ("guided_regex", json!("(")),
+        ("guided_grammar", json!(" ")),
+        ("grammar", json!("root ::= root \"a\"")),
+        ("grammar", json!("root ::= \"unterminated")),
+        ("grammar", json!("root ::= (\"a\" | root \"b\")*")),
+        ("structured_outputs", json!("x")),
+        ("guided_choice", json!(["yes", "no"])),
     ] {
-        both_refuse(&server, json!({name: value}), name);
+        for (path, body) in [(CHAT, chat(json!({name: value}))), (TEXT, text(json!({name: value})))] {
+            let reply = post(path, body).get(&server);
+            let said = match reply.status {
+                200 => "taken".into(),
+                400 => reply.error().0,
+                other => panic!("{name} {value}: {other} {}", reply.text()),
+            };
+            all += &format!("{name} {value}: {said}\n");
+        }
     }
+    insta::assert_snapshot!(all);
+    let both = with(chat(json!({"guided_choice": ["a"]})), json!({"ignore_eos": true}));
+    refused(&server, CHAT, &both, "ignore_eos");
 }
 
-/// A refused schema is not kept: a new one each time uses no memory.
+/// A new schema each time: the memory that compiled ones take is bounded, and each is compiled.
 #[test]
 fn item_29_a_new_schema_each_time() {
     let server = start_server(&hello());
     for i in 0..2000 {
         let schema = json!({"type": "object", "properties": {format!("p{i}"): {"const": "x".repeat(200)}}});
-        assert_eq!(post(CHAT, formatted(&schema)).get(&server).status, 400);
+        taken(&server, CHAT, &formatted(&schema));
     }
     assert_eq!(post(CHAT, chat(json!({}))).get(&server).status, 200);
 }

@@ -68,8 +68,7 @@ fn fields_of_other_servers_that_have_no_meaning_say_what_to_do() {
         json!({"num_ctx": 8192}),
         json!({"options": {"temperature": 0}}),
         json!({"keep_alive": 0}),
-        json!({"guided_json": {}}),
-        json!({"grammar": "root ::= \"a\""}),
+        json!({"format": "json"}),
         json!({"min_tokens": 5}),
         json!({"skip_special_tokens": false}),
         json!({"repeat_last_n": 64, "repeat_penalty": 1.1}),
@@ -95,8 +94,7 @@ fn fields_of_other_servers_that_have_no_meaning_say_what_to_do() {
     num_ctx with this value is not supported: the context is set when the server starts: tallow serve --context TOKENS
     options with this value is not supported: give its members as fields of the body: temperature, top_k, top_p, min_p, repeat_penalty, num_predict, seed, stop and others; the context is set by `tallow serve --context`
     keep_alive with this value is not supported: the model stays loaded as long as the server runs
-    guided_json with this value is not supported: answers cannot be held to a schema or a grammar yet; describe the format in the prompt
-    grammar with this value is not supported: answers cannot be held to a schema or a grammar yet; describe the format in the prompt
+    format with this value is not supported: response_format holds an answer to JSON or to a JSON Schema
     min_tokens with this value is not supported: set ignore_eos with max_tokens, or say in the prompt how long the answer should be
     skip_special_tokens with this value is not supported: special tokens are not part of an answer's text; logprobs show them
     repeat_last_n with this value is not supported: repetition_penalty looks at the whole prompt and answer

@@ -18,4 +18,5 @@ mod routes;
 mod running;
 mod streams;
 mod thinking;
+mod tools;
 mod turns;

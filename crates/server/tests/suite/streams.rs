@@ -391,8 +391,7 @@ const ONCE: [u32; 5] = [3, 4, 5, 6, 7];
 
 /// SentencePiece-style vocabulary: a space is part of the following word, and a text's first space is not shown.
 fn spaced() -> Tokenizer {
-    let vocab =
-        json!({"<unk>": 0, "<s>": 1, "</s>": 2, "▁Once": 3, "▁upon": 4, "▁a": 5, "▁time": 6, "<0x0A>": 7});
+    let vocab = json!({"<unk>": 0, "<s>": 1, "</s>": 2, "▁Once": 3, "▁upon": 4, "▁a": 5, "▁time": 6, "<0x0A>": 7, "▁": 8, "u": 9});
     let special = |id: u32, content: &str| {
         json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false,
                "lstrip": false, "rstrip": false})
@@ -419,7 +418,7 @@ fn spaced() -> Tokenizer {
 }
 
 fn spaced_info() -> Info {
-    Info { tokenizer: spaced(), vocab: 8, ..info() }
+    Info { tokenizer: spaced(), vocab: 10, ..info() }
 }
 
 #[test]
@@ -446,6 +445,23 @@ fn the_space_between_a_prompt_and_its_answer_is_kept() {
     assert_eq!(logprobs["text_offset"], json!([0, 5, 7, 8]));
     let reply = post(CHAT, chat(json!({}))).get(&server).json();
     assert_eq!(reply["choices"][0]["message"]["content"], " upon a\n time", "a chat's prompt has text too");
+}
+
+#[test]
+fn a_space_that_a_structure_does_not_allow_is_not_shown() {
+    for (tokens, allowed) in [(&[ONCE[1], ONCE[2], 2][..], "upon a"), (&[8, ONCE[1], ONCE[2], 2], " upon a")]
+    {
+        let server = ServerBuilder::new(sim::start(spaced_info(), script(tokens))).start();
+        let more = |stream: bool| json!({"guided_choice": [allowed], "prompt": "Once", "logprobs": 0, "stream": stream});
+        let reply = post(TEXT, text(more(false))).get(&server).json();
+        assert_eq!(reply["choices"][0]["text"], allowed, "{reply}");
+        let offsets = reply["choices"][0]["logprobs"]["text_offset"].as_array().unwrap();
+        assert_eq!(offsets.last(), Some(&json!(allowed.len() - 2)));
+        let chunks = post(TEXT, text(more(true))).get(&server).chunks();
+        assert_eq!(streamed_text(&chunks, 0), allowed);
+        let reply = post(CHAT, chat(json!({"guided_choice": [allowed]}))).get(&server).json();
+        assert_eq!(reply["choices"][0]["message"]["content"], allowed);
+    }
 }
 
 #[test]

@@ -1,120 +1,12 @@
-//! Splitting reasoning from answers, as the chat templates of real models mark it.
+//! Control of reasoning, by the chat templates of real models.
 
 use serde_json::{Value, json};
 use tallow_support::shared;
-use tallow_text::reasoning::{Controls, Effort, Piece, Reasoning, Splitter};
+use tallow_text::reasoning::{Controls, Effort};
 use tallow_text::template::ChatTemplate;
-
-const TAGS: &str = "{{ messages[0].content.split('</think>')[-1] }}";
-const CHANNELS: &str = "<|start|>assistant<|channel|>analysis<|message|>{{ messages[0].thinking }}<|end|>";
 
 fn template(source: &str) -> ChatTemplate {
     ChatTemplate::new(source).unwrap()
-}
-
-fn reasoning(source: &str) -> Reasoning {
-    Reasoning::of(&template(source)).unwrap()
-}
-
-/// Reasoning and answer of a text fed in these pieces.
-fn split<'t>(mut splitter: Splitter, pieces: impl IntoIterator<Item = &'t str>) -> (String, String) {
-    let (mut thoughts, mut answer) = (String::new(), String::new());
-    let mut take = |pieces: Vec<Piece>| {
-        for piece in pieces {
-            match piece {
-                Piece::Reasoning(text) => thoughts += &text,
-                Piece::Answer(text) => answer += &text,
-            }
-        }
-    };
-    pieces.into_iter().for_each(|piece| take(splitter.push(piece)));
-    take(splitter.finish());
-    (thoughts, answer)
-}
-
-/// The same result however the text is cut into pieces.
-fn always(splitter: &Splitter, text: &str, thoughts: &str, answer: &str) {
-    let want = (thoughts.to_owned(), answer.to_owned());
-    assert_eq!(split(splitter.clone(), [text]), want, "{text:?}");
-    let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
-    for &a in &places {
-        for &b in places.iter().filter(|b| **b >= a) {
-            assert_eq!(
-                split(splitter.clone(), [&text[..a], &text[a..b], &text[b..]]),
-                want,
-                "{text:?} {a} {b}"
-            );
-        }
-    }
-    let characters = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]);
-    assert_eq!(split(splitter.clone(), characters), want, "{text:?}");
-}
-
-#[test]
-fn thinking_between_tags_is_reasoning() {
-    let splitter = reasoning(TAGS).splitter("<|im_start|>assistant\n");
-    always(&splitter, "<think>\nI see\n\nit.\n</think>\n\nYes.\n", "I see\n\nit.", "Yes.\n");
-    always(&splitter, "\n<think>a < b </thin k></think>c", "a < b </thin k>", "c");
-    always(&splitter, "<think>\n\n</think>\n\nNo.", "", "No.");
-    // Without an end marker everything is reasoning, and without a begin marker nothing is.
-    always(&splitter, "<think>\nI see </thi", "I see </thi", "");
-    always(&splitter, "  Yes, <think> is a tag.</think>", "", "  Yes, <think> is a tag.</think>");
-    always(&splitter, "<thin", "", "<thin");
-    always(&splitter, "<think>a</think>b<think>c</think>", "a", "b<think>c</think>");
-    always(&splitter, "", "", "");
-}
-
-#[test]
-fn a_prompt_may_begin_the_thinking() {
-    let reasoning = reasoning(TAGS);
-    for prompt in ["<|im_start|>assistant\n<think>\n", "<｜Assistant｜><think>"] {
-        always(&reasoning.splitter(prompt), "\nI see.\n</think>\nYes", "I see.", "Yes");
-    }
-    for prompt in ["what is <think>?<|im_end|>assistant\n", "<think>\n\n</think>\n\n", ""] {
-        always(&reasoning.splitter(prompt), "I see.", "", "I see.");
-    }
-    // Continued answers (assistant prefill).
-    always(&reasoning.splitter_after("<think>\nI "), "see</think>\n\nYes", "see", "Yes");
-    always(&reasoning.splitter_after("<think>I see</think>Y"), "es", "", "es");
-    always(&reasoning.splitter_after("Well, "), "<think>", "", "<think>");
-    assert!(reasoning.splitter_after("<think>").is_thinking());
-}
-
-#[test]
-fn channels_are_told_apart() {
-    let splitter = reasoning(CHANNELS).splitter("<|start|>assistant");
-    always(
-        &splitter,
-        "<|channel|>analysis<|message|>I see.<|end|><|start|>assistant<|channel|>final<|message|>Yes <b|>.<|return|>",
-        "I see.",
-        "Yes <b|>.",
-    );
-    always(
-        &splitter,
-        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>b<|end|>\
-         <|start|>assistant<|channel|>analysis<|message|>c<|end|><|start|>assistant<|channel|>final<|message|>d",
-        "ac",
-        "bd",
-    );
-    always(&splitter, "<|message|>Yes", "", "Yes");
-    always(&splitter, "Yes <|", "", "Yes <|");
-    always(&splitter, "<|channel|>analysis<|message|>I see", "I see", "");
-    let name = "x".repeat(300);
-    assert_eq!(
-        split(splitter, ["<|channel|>", &name]).1,
-        format!("<|channel|>{name}"),
-        "no header is so long"
-    );
-}
-
-#[test]
-fn nothing_is_held_back_without_end() {
-    let mut splitter = reasoning(TAGS).splitter("<think>");
-    splitter.push("a");
-    let held = (0..100_000).filter(|_| splitter.push(" ").is_empty()).count();
-    assert!((1..100_000).contains(&held));
-    let mut splitter = reasoning(TAGS).splitter("");
-    assert!((0..1000).any(|_| !splitter.push("\n").is_empty()));
 }
 
 #[test]

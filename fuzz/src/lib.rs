@@ -87,3 +87,25 @@ pub fn render(template: &ChatTemplate) {
     let now = Now::from_unix(1_741_529_100);
     let _ = template.render(&Chat { tools: Some(&tools), ..Chat::new(&messages, now) });
 }
+
+/// A tokenizer with a token for each byte, and one that ends the generation.
+pub fn bytes_tokenizer() -> Tokenizer {
+    let plain = |b: &u32| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let mut next = 255;
+    // The characters that stand for bytes in byte-level BPE vocabularies.
+    let character = |b: u32| {
+        next += u32::from(!plain(&b));
+        char::from_u32(if plain(&b) { b } else { next }).expect("a character")
+    };
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        (0..256).map(character).zip(0..).map(|(c, id): (char, u32)| (c.to_string(), id.into())).collect();
+    let file = serde_json::json!({
+        "version": "1.0",
+        "added_tokens": [{"id": 256, "content": "<|im_end|>", "special": true, "normalized": false, "single_word": false,
+                          "lstrip": false, "rstrip": false}],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    Tokenizer::from_json(Path::new("tokenizer.json"), file.to_string().as_bytes(), None).expect("a tokenizer")
+}

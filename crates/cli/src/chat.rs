@@ -52,7 +52,7 @@ pub(crate) struct Talk {
     pub max_tokens: Option<usize>,
     /// Stop strings.
     pub stops: Vec<String>,
-    /// What answers are held to.
+    /// The grammar of all answers.
     pub structure: Option<Arc<Compiled>>,
     /// True if the oldest turns are dropped when the context is full.
     pub rolls: bool,

@@ -21,7 +21,7 @@ impl Refused {
         Refused::at("", why)
     }
 
-    /// The same refusal of what is part of something larger, which stands at `pointer`.
+    /// The refusal of a part of something larger, in which it stands at `pointer`.
     #[must_use]
     pub(crate) fn inside(self, pointer: &str) -> Refused {
         Refused { pointer: format!("{pointer}{}", self.pointer), ..self }

@@ -18,8 +18,7 @@ pub struct Vocabulary {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) ends: Vec<u32>,
     space_first: bool,
-    /// Special tokens, with their texts.
-    special: Vec<(u32, String)>,
+    special: Specials,
     /// Tokens that begin with a space, where a text has one in front.
     spaces: Vec<u32>,
 }
@@ -62,9 +61,7 @@ impl Vocabulary {
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|e| Refused::whole(format!("this vocabulary cannot be used with grammars: {e}")))?;
         factory.quiet();
-        let named =
-            |id: u32| Some((id, tokenizer.token_text(id).filter(|text| !text.is_empty())?.to_owned()));
-        let special = (0..size).filter(|id| tokenizer.is_special(*id)).filter_map(named).collect();
+        let special = Specials::of(tokenizer, size);
         Ok(Vocabulary { factory, env, tokenizer: tokenizer.clone(), ends, space_first, special, spaces })
     }
 
@@ -87,25 +84,22 @@ impl Vocabulary {
         &self.spaces
     }
 
-    /// A text divided at the special tokens that are written out in it.
+    /// A text divided at the special tokens that are written out in it: the longest where there are several.
     pub(crate) fn pieces<'t>(&self, text: &'t str) -> Vec<Piece<'t>> {
-        let (mut pieces, mut rest) = (Vec::new(), text);
-        let named: Vec<&(u32, String)> =
-            self.special.iter().filter(|(_, name)| text.contains(name)).collect();
-        while !rest.is_empty() {
-            // The first that is there, and of those at its place the longest.
-            let found =
-                named.iter().filter_map(|(id, name)| Some((rest.find(name.as_str())?, *id, name.len())));
-            let Some((at, id, length)) = found.min_by_key(|(at, _, length)| (*at, usize::MAX - length))
-            else {
-                pieces.push(Piece::Text(rest));
-                break;
+        let (mut pieces, mut rest, mut at) = (Vec::new(), text, 0);
+        while let Some(c) = rest[at..].chars().next() {
+            let Some((id, length)) = self.special.at_start(&rest[at..], c) else {
+                at += c.len_utf8();
+                continue;
             };
             if at > 0 {
                 pieces.push(Piece::Text(&rest[..at]));
             }
             pieces.push(Piece::Special(id));
-            rest = &rest[at + length..];
+            (rest, at) = (&rest[at + length..], 0);
+        }
+        if !rest.is_empty() {
+            pieces.push(Piece::Text(rest));
         }
         pieces
     }
@@ -113,6 +107,38 @@ impl Vocabulary {
     /// The bytes that a token stands for under a grammar: none if it is special or ends generation.
     pub(crate) fn bytes(&self, token: u32) -> &[u8] {
         if (token as usize) < self.size() { self.env.tok_trie().token(token) } else { &[] }
+    }
+}
+
+/// Special tokens by their texts: a vocabulary may have thousands.
+struct Specials {
+    ids: HashMap<String, u32>,
+    first: Vec<char>,
+    /// Lengths of the texts, the longest first.
+    lengths: Vec<usize>,
+}
+
+impl Specials {
+    fn of(tokenizer: &Tokenizer, size: u32) -> Specials {
+        let named =
+            |id: u32| Some((tokenizer.token_text(id).filter(|text| !text.is_empty())?.to_owned(), id));
+        // Of several with the same text, the first.
+        let ids: HashMap<String, u32> =
+            (0..size).rev().filter(|id| tokenizer.is_special(*id)).filter_map(named).collect();
+        let mut first: Vec<char> = ids.keys().filter_map(|text| text.chars().next()).collect();
+        first.sort_unstable();
+        first.dedup();
+        let mut lengths: Vec<usize> = ids.keys().map(String::len).collect();
+        lengths.sort_unstable_by(|a, b| b.cmp(a));
+        lengths.dedup();
+        Specials { ids, first, lengths }
+    }
+
+    /// The longest token that a text begins with, whose first character this is, and its length.
+    fn at_start(&self, text: &str, first: char) -> Option<(u32, usize)> {
+        self.first.binary_search(&first).ok()?;
+        let known = |length: &usize| Some((*self.ids.get(text.get(..*length)?)?, *length));
+        self.lengths.iter().find_map(known)
     }
 }
 

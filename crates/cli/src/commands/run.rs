@@ -79,7 +79,7 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     }
 }
 
-/// What the answers are to be held to.
+/// The grammar that the flags ask for.
 fn grammar(args: &Run) -> Result<Option<Grammar>, Failed> {
     // A file, or the text itself.
     let read = |given: &str| match Path::new(given).is_file() {

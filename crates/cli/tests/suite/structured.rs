@@ -18,7 +18,7 @@ fn schema() -> Value {
     })
 }
 
-/// What an answer to [`schema`] has to be, by the words of the standard.
+/// Checks an answer to [`schema`] by the words of the standard.
 fn conforms(text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
     let members = value.as_object().unwrap();

@@ -26,7 +26,7 @@ impl<'a, 's> Writer<'a, 's> {
         Writer { rules, schemas, known: HashMap::new(), ends: None, waiting: Vec::new() }
     }
 
-    /// The same for values that end where one of these texts stands.
+    /// A writer of values that stand in something which one of these texts ends.
     pub(super) fn ended_by(self, ends: &[String]) -> Writer<'a, 's> {
         let any = || RegexAst::Regex("(?s:.*)".into());
         let contains = |text: &String| RegexAst::Concat(vec![any(), RegexAst::Literal(text.clone()), any()]);

@@ -108,7 +108,7 @@ impl MaskThreads {
     }
 }
 
-/// What a constraint has come to.
+/// A constraint at some place of its answer, and the mask there; or its error.
 type Reached = Result<(Box<dyn Constraint>, Arc<TokenMask>), String>;
 
 /// The constraint of one answer, and the mask of its next token.

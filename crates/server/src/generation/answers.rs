@@ -79,7 +79,7 @@ struct ChoiceState {
     offsets: Option<Detokenizer>,
     /// Characters decoded before the next token.
     offset: usize,
-    /// Of those of the next token, how many are left out of the text.
+    /// Characters of the next token that are left out of the text.
     left_out: usize,
     started: Option<Instant>,
     last_token: Option<Instant>,

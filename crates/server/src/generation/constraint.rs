@@ -16,7 +16,7 @@ struct AfterReasoning {
     inner: Box<dyn Constraint>,
 }
 
-/// What comes before an answer.
+/// The text in front of an answer.
 #[derive(Clone, Debug)]
 struct Before {
     /// Tells reasoning from the answer.

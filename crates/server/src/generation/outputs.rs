@@ -6,7 +6,7 @@ use std::time::Duration;
 use tallow_engine::handle::{Done, Finish};
 use tallow_text::output::{Event, ToolCall};
 
-/// What ids of calls are made of.
+/// Characters of a call's id.
 const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
 /// An update of one choice.

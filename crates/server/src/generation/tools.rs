@@ -25,7 +25,7 @@ pub(crate) struct ToolUse {
     pub(crate) field: &'static str,
     /// Their names and parameters.
     pub(crate) known: Arc<Tools>,
-    /// How they are called, if there are any.
+    /// The calls of an answer, if there are tools.
     pub(crate) calls: Option<Calls>,
 }
 
@@ -45,14 +45,13 @@ pub(crate) struct Calls {
 /// A tool of a request.
 #[derive(Clone, Debug)]
 struct Tool {
-    /// What a template is told.
+    /// The tool as templates get it.
     told: Value,
     callable: Callable,
     /// The path of its parameters in the request.
     path: String,
-    /// True if its arguments are held to them wherever it is called, and the path of the field that says so.
-    is_strict: bool,
-    strict: String,
+    /// The path of the field that holds its arguments to them wherever it is called, if it does.
+    strict: Option<String>,
 }
 
 impl Calls {
@@ -62,11 +61,11 @@ impl Calls {
         writing: Option<&Writing>,
         wanted: Option<Structure>,
     ) -> Result<Option<Structure>, ApiError> {
-        let strict = self.tools.iter().find(|tool| tool.is_strict);
+        let strict = self.tools.iter().find_map(|tool| tool.strict.clone());
         let path = match (&wanted, strict) {
             _ if self.must => self.field.to_owned(),
             (Some(wanted), _) => wanted.path.clone(),
-            (None, Some(tool)) => tool.strict.clone(),
+            (None, Some(strict)) => strict,
             (None, None) => return Ok(None),
         };
         let Some(writing) = writing else {
@@ -78,10 +77,9 @@ impl Calls {
         let callable: Vec<Callable> = self.tools.iter().map(|tool| tool.callable.clone()).collect();
         let other = wanted.as_ref().map(|wanted| ("/tags/1/grammar".to_owned(), wanted.path.clone()));
         let grammar = match wanted {
-            None if !self.must => Grammar::text_with_calls(writing, &callable, self.is_single),
-            None => Grammar::calls(writing, &callable, self.is_single),
             // An answer of another kind is no calls.
-            Some(_) if self.must => Grammar::calls(writing, &callable, self.is_single),
+            _ if self.must => Grammar::calls(writing, &callable, self.is_single),
+            None => Grammar::text_with_calls(writing, &callable, self.is_single),
             Some(wanted) => {
                 Grammar::calls(writing, &callable, self.is_single).map(|calls| calls.or(wanted.grammar))
             }
@@ -247,7 +245,7 @@ fn function(path: String, value: Value) -> Result<Tool, ApiError> {
     }
     // Arguments are an object, whatever else the schema says.
     parameters["type"] = "object".into();
-    let path = fields.path("strict");
+    let path = Some(fields.path("strict"));
     let strict = fields.flag("strict")?;
     fields.finish()?;
     let callable = Callable { name, parameters, best_effort: strict == Some(false) };
@@ -255,8 +253,7 @@ fn function(path: String, value: Value) -> Result<Tool, ApiError> {
         told: wrapped(Value::Object(function)),
         callable,
         path: place,
-        is_strict: strict == Some(true),
-        strict: path,
+        strict: path.filter(|_| strict == Some(true)),
     })
 }
 

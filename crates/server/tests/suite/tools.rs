@@ -93,7 +93,7 @@ fn calls_have_a_field_of_their_own() {
     assert_eq!(answered(&one, &functions).1, [called("Bern")]);
 }
 
-/// What is no call of a tool that was offered is text, and so is all without tools.
+/// Text that calls no tool that was offered stays content, as does all text without tools.
 #[test]
 fn what_is_no_call_is_content() {
     let text = |answer: &str, body: &Value| {

@@ -79,7 +79,7 @@ struct Frame {
     retreat: Retreat,
 }
 
-/// What happens where a list of steps does not fit.
+/// A place to go back to where a list of steps does not fit.
 #[derive(Debug, Clone)]
 enum Retreat {
     /// The list around it does not fit, either.

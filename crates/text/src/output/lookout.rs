@@ -3,7 +3,7 @@
 use super::held::{Match, View};
 use super::step::Section;
 
-/// What a marker begins or ends.
+/// The meaning of a marker.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Mark {
     /// Reasoning begins.

@@ -124,6 +124,27 @@ pub(super) struct Members {
 pub(super) const NAMED: Members =
     Members { name: &["name"], arguments: &["arguments", "parameters"], id: &[], nested: None, bare: false };
 
+/// Calls in a list in Python's syntax, with its brackets. They are only valid together with what follows.
+pub(super) const KEPT_LIST: &[Step] = &[
+    Step::Lit("["),
+    Step::Space,
+    Step::Python(""),
+    Step::Keep,
+    Step::Many(&[Step::Space, Step::Lit(","), Step::Space, Step::Python(""), Step::Keep]),
+    Step::Space,
+    Step::Lit("]"),
+];
+
+/// Calls in a list in Python's syntax, without its opening bracket.
+pub(super) const PYTHON_ITEMS: &[Step] = &[
+    Step::Space,
+    Step::Python(""),
+    Step::Emit,
+    Step::Many(&[Step::Space, Step::Lit(","), Step::Space, Step::Python(""), Step::Emit]),
+    Step::Space,
+    Step::Close("]"),
+];
+
 /// Calls in a list of JSON objects, without its opening bracket.
 pub(super) const ITEMS: &[Step] = &[
     Step::Space,

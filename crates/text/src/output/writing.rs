@@ -14,7 +14,7 @@ pub struct Writing {
     pub(super) before_name: &'static str,
     /// Between a name and its arguments.
     pub(super) before_arguments: &'static str,
-    /// How the arguments are written.
+    /// The syntax of the arguments.
     pub(super) arguments: Arguments,
     /// Behind the arguments.
     pub(super) after_arguments: &'static str,
@@ -24,7 +24,7 @@ pub struct Writing {
     pub(super) close: &'static str,
 }
 
-/// How arguments are written.
+/// The syntax of arguments.
 #[derive(Debug, Clone, Copy)]
 pub enum Arguments {
     /// As a JSON object.
@@ -67,7 +67,7 @@ pub(super) const OBJECT: Writing = Writing {
     close: "",
 };
 
-/// The same in a list, without its brackets.
+/// Objects with `name` and `arguments` in a list, without its brackets.
 pub(super) const OBJECTS: Writing = Writing { between: Some(", "), ..OBJECT };
 
 /// Objects with `name` and `parameters`.
@@ -85,7 +85,7 @@ impl Writing {
         self.open
     }
 
-    /// How arguments are written.
+    /// The syntax of arguments.
     pub fn arguments(&self) -> Arguments {
         self.arguments
     }
@@ -102,7 +102,8 @@ impl Writing {
 
     /// The texts in front of a call's arguments and behind them. `None` if a name like this cannot be written.
     pub fn around(&self, name: &str) -> Option<(String, &'static str)> {
-        let name = if self.before_name.ends_with('"') {
+        let is_json = matches!(self.arguments, Arguments::Object) && self.before_name.ends_with('"');
+        let name = if is_json {
             let quoted = serde_json::Value::from(name).to_string();
             quoted[1..quoted.len() - 1].to_owned()
         } else {

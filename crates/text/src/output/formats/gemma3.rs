@@ -2,7 +2,7 @@
 //! fence of `tool_code`, or `{"name": "f", "parameters": {}}`.
 
 use crate::output::format::{PLAIN, ToolFormat};
-use crate::output::step::{Members, NAMED, Open, Section, Step};
+use crate::output::step::{KEPT_LIST, Members, NAMED, Open, Section, Step};
 use crate::output::writing::PARAMETERS;
 
 const BARE: Members = Members { arguments: &["parameters", "arguments"], bare: true, ..NAMED };
@@ -11,15 +11,7 @@ const BARE: Members = Members { arguments: &["parameters", "arguments"], bare: t
 const CODE: &[Step] = &[
     Step::Space,
     Step::Any(&[
-        &[
-            Step::Lit("["),
-            Step::Space,
-            Step::Python(""),
-            Step::Keep,
-            Step::Many(&[Step::Space, Step::Lit(","), Step::Space, Step::Python(""), Step::Keep]),
-            Step::Space,
-            Step::Lit("]"),
-        ],
+        &[Step::Any(&[KEPT_LIST])],
         &[Step::Python(""), Step::Keep, Step::Many(&[Step::Space, Step::Python(""), Step::Keep])],
     ]),
     Step::Space,
@@ -36,17 +28,7 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
         Section {
             open: Open::First,
             steps: &[Step::Any(&[
-                &[
-                    Step::Lit("["),
-                    Step::Space,
-                    Step::Python(""),
-                    Step::Keep,
-                    Step::Many(&[Step::Space, Step::Lit(","), Step::Space, Step::Python(""), Step::Keep]),
-                    Step::Space,
-                    Step::Lit("]"),
-                    Step::Edge,
-                    Step::Emit,
-                ],
+                &[Step::Any(&[KEPT_LIST]), Step::Edge, Step::Emit],
                 &[
                     Step::Lit("```json"),
                     Step::Space,

@@ -1,7 +1,7 @@
 //! `<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>`, or JSON in the list where it is asked for.
 
 use crate::output::format::{PLAIN, ToolFormat};
-use crate::output::step::{ITEMS, Open, Section, Step};
+use crate::output::step::{ITEMS, Open, PYTHON_ITEMS, Section, Step};
 use crate::output::writing::{OBJECTS, Writing};
 
 pub(super) static FORMAT: ToolFormat = ToolFormat {
@@ -13,17 +13,7 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
         steps: &[
             Step::Space,
             Step::Lit("["),
-            Step::Any(&[
-                &[
-                    Step::Space,
-                    Step::Python(""),
-                    Step::Emit,
-                    Step::Many(&[Step::Space, Step::Lit(","), Step::Space, Step::Python(""), Step::Emit]),
-                    Step::Space,
-                    Step::Close("]"),
-                ],
-                ITEMS,
-            ]),
+            Step::Any(&[&[Step::Any(&[PYTHON_ITEMS])], ITEMS]),
             Step::Space,
             Step::Close("<|tool_call_end|>"),
         ],

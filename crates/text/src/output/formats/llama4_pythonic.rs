@@ -2,7 +2,7 @@
 //! behind those markers.
 
 use crate::output::format::{PLAIN, ToolFormat};
-use crate::output::step::{Members, NAMED, Open, Section, Step};
+use crate::output::step::{KEPT_LIST, Members, NAMED, Open, PYTHON_ITEMS, Section, Step};
 use crate::output::writing::{PARAMETERS, Writing};
 
 const OBJECT: Members = Members { arguments: &["parameters", "arguments"], ..NAMED };
@@ -26,15 +26,7 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
             steps: &[
                 Step::Space,
                 Step::Any(&[
-                    &[
-                        Step::Lit("["),
-                        Step::Space,
-                        Step::Python(""),
-                        Step::Emit,
-                        Step::Many(&[Step::Space, Step::Lit(","), Step::Space, Step::Python(""), Step::Emit]),
-                        Step::Space,
-                        Step::Close("]"),
-                    ],
+                    &[Step::Lit("["), Step::Any(&[PYTHON_ITEMS])],
                     OBJECTS,
                     &[Step::Lit("<|python_end|>"), Step::Space, Step::Any(&[OBJECTS])],
                 ]),
@@ -45,17 +37,7 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
         Section {
             open: Open::First,
             steps: &[Step::Any(&[
-                &[
-                    Step::Lit("["),
-                    Step::Space,
-                    Step::Python(""),
-                    Step::Keep,
-                    Step::Many(&[Step::Space, Step::Lit(","), Step::Space, Step::Python(""), Step::Keep]),
-                    Step::Space,
-                    Step::Lit("]"),
-                    Step::Edge,
-                    Step::Emit,
-                ],
+                &[Step::Any(&[KEPT_LIST]), Step::Edge, Step::Emit],
                 &[Step::Call(&BARE), Step::Emit, Step::Many(&[Step::Space, Step::Call(&BARE), Step::Emit])],
             ])],
         },

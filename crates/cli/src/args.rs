@@ -91,6 +91,8 @@ pub(crate) enum Command {
     Tokenize(Tokenize),
     /// Take a model's output apart: reasoning, content and tool calls, as JSON
     Parse(Parse),
+    /// Check what of a JSON Schema or a grammar is enforced, and texts against it
+    Schema(Schema),
     /// Measure perplexity: how well a model predicts a text
     Perplexity(Perplexity),
     /// Compute an importance matrix (imatrix) from a calibration text, for `convert`
@@ -232,6 +234,16 @@ pub(crate) struct Serve {
     /// Such as https://chat.example. May be given several times.
     #[arg(long, value_name = "ORIGIN")]
     pub allow_origin: Vec<String>,
+    /// File of a chat template, in place of the model's own
+    ///
+    /// In Jinja, as models have it.
+    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
+    pub chat_template: Option<PathBuf>,
+    /// Format of tool calls: hermes, mistral, …
+    ///
+    /// Otherwise it is that which the chat template shows. `tallow parse` lists them.
+    #[arg(long, value_name = "NAME", alias = "tool-call-parser")]
+    pub tool_format: Option<String>,
     /// Let requests pass values to the chat template
     #[arg(long)]
     pub allow_template_kwargs: bool,

@@ -311,10 +311,9 @@ impl Talk {
 
     /// Constraint of an answer to this prompt.
     fn constraint(&self, prompt: &[u32]) -> Option<Box<dyn Constraint>> {
-        let structure = self.structure.as_ref()?;
-        let before = self.dialogue.parser(prompt).map(|parser| (parser, self.dialogue.opening_token()));
+        let matcher = self.structure.as_ref().map(|structure| structure.matcher());
         let Info { tokenizer, vocab, .. } = self.engine.info();
-        Some(constraint(structure.matcher(), before, (tokenizer, *vocab)))
+        constraint(matcher, self.dialogue.reasoning(prompt), (tokenizer, *vocab))
     }
 
     fn ask(

@@ -230,6 +230,16 @@ impl LoadedModel {
         Ok(LoadedModel { draft: Some(draft), ..self })
     }
 
+    /// With the chat template of a file in place of its own, if there is one.
+    pub(crate) fn with_template(self, file: Option<&Path>) -> Result<LoadedModel, Failed> {
+        let Some(file) = file else { return Ok(self) };
+        let unread = |e| Failed::new(format!("{}: {}", file.display(), unreadable(&e)));
+        let source = std::fs::read_to_string(file).map_err(unread)?;
+        let TextCodec { tokenizer, .. } = self.text_codec()?.clone();
+        let templates = Some(ChatTemplates::from_source(file, &source, &tokenizer)?);
+        Ok(LoadedModel { text_codec: OnceLock::from(TextCodec { tokenizer, templates }), ..self })
+    }
+
     /// Tokenizer and chat templates, read on first use.
     pub(crate) fn text_codec(&self) -> Result<&TextCodec, Failed> {
         if let Some(codec) = self.text_codec.get() {

@@ -118,6 +118,7 @@ fn run(mut cli: Cli) -> Result<(), Failed> {
         Command::Classify(args) => commands::embed::classify(&args, &sources),
         Command::Transcribe(args) => commands::transcribe::transcribe(&args, &sources),
         Command::Parse(args) => commands::parse::parse(&args),
+        Command::Schema(args) => commands::schema::schema(&args, &sources),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args, &sources),
         Command::Perplexity(args) => commands::perplexity::perplexity(&args, &sources),
         Command::Imatrix(args) => commands::imatrix::imatrix(&args, &sources),

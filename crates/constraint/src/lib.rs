@@ -25,7 +25,7 @@ mod schema;
 mod tagged;
 mod vocabulary;
 
-pub use calls::Callable;
+pub use calls::{Beside, Callable, Calls};
 pub use check::{Place, check_instance};
 pub use compiled::Compiled;
 pub use compiler::Compiler;

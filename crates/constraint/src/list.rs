@@ -1,6 +1,6 @@
 //! [`write()`]: a [`List`] as rules.
 
-use crate::grammar::List;
+use crate::grammar::{List, Tag};
 use crate::parts::{Inside, content, text};
 use crate::refused::Refused;
 use crate::rules::{Rules, Symbol};
@@ -12,16 +12,15 @@ pub(crate) fn write(
     list: &List,
     inside: &mut Inside<'_>,
 ) -> Result<Symbol, Refused> {
-    let mut items = Vec::with_capacity(list.items.len());
-    for (i, tag) in list.items.iter().enumerate() {
-        let mut symbols = text(rules, vocabulary, &tag.begin)?;
-        let between = content((rules, vocabulary), (&tag.grammar, ""), inside);
-        symbols.extend(between.map_err(|refused| refused.inside(&format!("/items/{i}/grammar")))?);
-        symbols.extend(text(rules, vocabulary, &tag.end)?);
-        items.push(symbols);
+    let before = tags((rules, vocabulary), ("before", &list.before), inside)?;
+    let items = tags((rules, vocabulary), ("items", &list.items), inside)?;
+    let mut all = Vec::new();
+    if !before.is_empty() {
+        let before = rules.any_of(before)?;
+        all.push(rules.repeat(before, 0, None)?);
     }
+    all.extend(text(rules, vocabulary, &list.open)?);
     let item = rules.any_of(items)?;
-    let mut all = text(rules, vocabulary, &list.open)?;
     all.push(item);
     if let Some(between) = &list.between {
         let mut next = text(rules, vocabulary, between)?;
@@ -31,4 +30,20 @@ pub(crate) fn write(
     }
     all.extend(text(rules, vocabulary, &list.close)?);
     rules.any_of([all])
+}
+
+/// The symbols of each of some parts.
+fn tags(
+    (rules, vocabulary): (&mut Rules, &Vocabulary),
+    (name, tags): (&str, &[Tag]),
+    inside: &mut Inside<'_>,
+) -> Result<Vec<Vec<Symbol>>, Refused> {
+    let mut parts = Vec::with_capacity(tags.len());
+    for (i, tag) in tags.iter().enumerate() {
+        let mut symbols = text(rules, vocabulary, &tag.begin)?;
+        let between = content((rules, vocabulary), (&tag.grammar, &tag.end), inside);
+        symbols.extend(between.map_err(|refused| refused.inside(&format!("/{name}/{i}/grammar")))?);
+        parts.push(symbols);
+    }
+    Ok(parts)
 }

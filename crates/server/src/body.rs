@@ -10,7 +10,7 @@ use hyper::body::{Body as _, Bytes, Frame};
 use tokio::time::Instant;
 
 use crate::budget::{Pace, SMALL, Stage, evicted};
-use crate::errors::ApiError;
+use crate::errors::{ApiError, ErrorForm};
 use crate::parse::json;
 use crate::request_context::RequestContext;
 use crate::served::Model;
@@ -41,12 +41,15 @@ pub(crate) struct Bounds {
 }
 
 /// Reads the JSON body of a request.
-pub(crate) async fn read_json<M: Model>(server: &Server<M>, request: Request) -> Result<JsonBody, ApiError> {
+pub(crate) async fn read_json<M: Model + ?Sized>(
+    server: &Server<M>,
+    request: Request,
+) -> Result<JsonBody, ApiError> {
     read_json_within(server, request, Bounds { body: MAX_BYTES, answer: 0 }).await
 }
 
 /// [`read_json`] with other limits.
-pub(crate) async fn read_json_within<M: Model>(
+pub(crate) async fn read_json_within<M: Model + ?Sized>(
     server: &Server<M>,
     request: Request,
     bounds: Bounds,
@@ -54,7 +57,7 @@ pub(crate) async fn read_json_within<M: Model>(
     server.ready()?;
     let ctx = server.request_context(&request);
     let (parts, body) = request.into_parts();
-    check_content_type(&parts.headers)?;
+    check_content_type(&parts.headers, parts.uri.path())?;
     let bytes = read(body, &ctx, bounds.body).await?;
     // Texts are copied out of the body, and JSON values take more memory than their text does.
     ctx.claim.grow(json::max_memory(&bytes) + bounds.answer * bytes.len()).await?;
@@ -63,7 +66,7 @@ pub(crate) async fn read_json_within<M: Model>(
 
 impl JsonBody {
     /// Runs `work` on the body when it is the client's turn, on a blocking thread because it may take a while.
-    pub(crate) async fn process<M: Model, T: Send + 'static>(
+    pub(crate) async fn process<M: Model + ?Sized, T: Send + 'static>(
         self,
         server: &Arc<Server<M>>,
         work: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
@@ -92,11 +95,13 @@ impl JsonBody {
     }
 }
 
-fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+fn check_content_type(headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
     let unsupported = |why: &str| Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
-    if !kind.eq_ignore_ascii_case("application/json") {
+    // Ollama's clients seldom name it. Pages of others are told by their origin.
+    let is_needed = ErrorForm::of(path) != ErrorForm::Ollama;
+    if is_needed && !kind.eq_ignore_ascii_case("application/json") {
         return unsupported("the body should be JSON: send the header content-type: application/json");
     }
     match headers.get(header::CONTENT_ENCODING) {

@@ -1,4 +1,4 @@
-//! [`ApiError`]: error responses in the shape of the OpenAI API.
+//! [`ApiError`]: error responses, in the form of the API that a request came by.
 
 use std::fmt;
 
@@ -29,6 +29,31 @@ struct Error<'a> {
     r#type: &'a str,
     param: Option<&'a str>,
     code: Option<&'a str>,
+}
+
+/// The API in whose form an error is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorForm {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+#[derive(Serialize)]
+struct AnthropicWire<'a> {
+    r#type: &'static str,
+    error: AnthropicError<'a>,
+}
+
+#[derive(Serialize)]
+struct AnthropicError<'a> {
+    r#type: &'static str,
+    message: &'a str,
+}
+
+#[derive(Serialize)]
+struct OllamaWire<'a> {
+    error: &'a str,
 }
 
 impl ApiError {
@@ -75,6 +100,11 @@ impl ApiError {
         ApiError { code: Some(code), ..self }
     }
 
+    /// The message.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The `code` of the error, if any.
     pub(crate) fn code_name(&self) -> Option<&'static str> {
         self.code
@@ -99,7 +129,7 @@ impl ApiError {
         }
     }
 
-    /// The error as a JSON object.
+    /// The error as a JSON object, in OpenAI's form.
     pub(crate) fn json(&self) -> String {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -109,10 +139,51 @@ impl ApiError {
             _ => "server_error",
         };
         let (param, code) = (self.param.as_deref(), self.code);
-        let wire = Wire { error: Error { message: &self.message, r#type: kind, param, code } };
-        // Serialization of strings cannot fail.
-        serde_json::to_string(&wire).unwrap_or_default()
+        written(&Wire { error: Error { message: &self.message, r#type: kind, param, code } })
     }
+
+    /// The error as a JSON object, in the form of an API.
+    pub(crate) fn json_of(&self, form: ErrorForm) -> String {
+        match form {
+            ErrorForm::OpenAi => self.json(),
+            ErrorForm::Anthropic => {
+                let kind = match self.status.as_u16() {
+                    401 => "authentication_error",
+                    403 => "permission_error",
+                    404 => "not_found_error",
+                    413 => "request_too_large",
+                    429 => "rate_limit_error",
+                    400..500 => "invalid_request_error",
+                    503 => "overloaded_error",
+                    _ => "api_error",
+                };
+                let error = AnthropicError { r#type: kind, message: &self.message };
+                written(&AnthropicWire { r#type: "error", error })
+            }
+            ErrorForm::Ollama => written(&OllamaWire { error: &self.message }),
+        }
+    }
+}
+
+impl ErrorForm {
+    /// The form of errors at a path.
+    pub(crate) fn of(path: &str) -> ErrorForm {
+        let under = |prefix: &str| {
+            path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        if under("/v1/messages") {
+            ErrorForm::Anthropic
+        } else if under("/api") {
+            ErrorForm::Ollama
+        } else {
+            ErrorForm::OpenAi
+        }
+    }
+}
+
+/// Serialization of texts cannot fail.
+fn written(wire: &impl Serialize) -> String {
+    serde_json::to_string(wire).unwrap_or_default()
 }
 
 impl fmt::Display for ApiError {

@@ -164,31 +164,31 @@ pub(crate) fn route(path: &str) -> Option<&'static str> {
         return Some("/v1 is there twice: the base URL of the client should end in one");
     }
     Some(match path {
-        "/api/chat" | "/v1/messages" | "/v1/responses" | "/api/v0/chat/completions" => {
+        "/api/v0/chat/completions" => {
             "chats are answered at POST /v1/chat/completions, in the form of OpenAI's API"
         }
         "/chat/completions" | "/chat" => {
             "it is POST /v1/chat/completions: the client's base URL should end in /v1"
         }
-        "/api/generate" | "/completion" | "/completions" | "/generate" | "/generate_stream" | "/infill" => {
+        "/completion" | "/completions" | "/generate" | "/generate_stream" | "/infill" => {
             "texts are continued at POST /v1/completions, in the form of OpenAI's API"
         }
-        "/api/tags" | "/api/ps" | "/api/show" | "/models" | "/api/v0/models" | "/slots" | "/props" => {
+        "/models" | "/api/v0/models" | "/slots" | "/props" => {
             "models are listed at GET /v1/models, and GET /metrics says how busy the server is"
         }
-        "/api/embed" | "/api/embeddings" | "/embedding" | "/embeddings" | "/embed" => {
+        "/embedding" | "/embeddings" | "/embed" => {
             "embeddings are computed at POST /v1/embeddings, by servers of an embedding model"
         }
         "/rerank" | "/reranking" | "/v1/reranking" | "/v2/rerank" | "/score" | "/v1/score" => {
             "documents are ranked at POST /v1/rerank, by servers of a reranking model"
         }
-        "/api/version" => "the version is at GET /version",
         "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" | "/api/blobs" => {
             "models are fetched with `tallow pull` and removed with `tallow rm`, not over HTTP"
         }
-        "/v1/messages/count_tokens" | "/apply-template" | "/v1/tokenize" | "/api/tokenize" => {
+        "/apply-template" | "/v1/tokenize" | "/api/tokenize" => {
             "POST /tokenize makes tokens of a text or of messages, and counts them"
         }
+        "/v1/responses/compact" => "conversations are not compacted: leave items out yourself",
         "/ping" | "/healthz" | "/livez" | "/v1/health" | "/health/live" => "it is GET /health",
         "/readyz" | "/health/ready" => "it is GET /ready",
         "/v1" | "/api" | "/api/v1" => {

@@ -1,4 +1,4 @@
-//! HTTP server: routes and wire types of the OpenAI API, SSE streams, errors, metrics.
+//! HTTP server: routes and wire types of OpenAI's, Anthropic's and Ollama's APIs, streams, errors, metrics.
 //!
 //! It maps HTTP requests to engine requests, and engine events to HTTP responses. It knows nothing of tensors, and
 //! nothing below it knows JSON.
@@ -20,6 +20,7 @@ mod prepare_pool;
 mod process;
 mod request_context;
 mod request_id;
+mod response_store;
 mod routes;
 mod served;
 mod state;
@@ -33,13 +34,14 @@ use tokio::net::TcpListener;
 
 pub use endpoints::{
     ChatRequest, CompletionRequest, endpoints_as_markdown, parse_chat_request, parse_completion_request,
+    parse_message_request, parse_ollama_chat, parse_ollama_generate, parse_response_request,
 };
 pub use errors::ApiError;
-pub use generation::constraint::constraint;
+pub use generation::constraint::{ReasoningLimit, ReasoningPart, constraint};
 pub use http::limits::Limits;
 pub use http::loading::Loading;
 pub use log_health::LogHealth;
-pub use served::{Served, ServedEncoder, ServedSpeech};
+pub use served::{ModelCard, Served, ServedEncoder, ServedSpeech};
 
 /// Server configuration.
 #[derive(Clone, Debug)]
@@ -60,6 +62,8 @@ pub struct Settings {
     pub private_health: bool,
     /// Health of the log writer.
     pub log: Arc<LogHealth>,
+    /// Facts about the model's files.
+    pub card: ModelCard,
     /// Commit this binary was built from, if known.
     pub commit: Option<&'static str>,
     /// Limits on memory and connections.
@@ -80,6 +84,7 @@ impl Default for Settings {
             drain: Duration::from_secs(30),
             private_health: false,
             log: Arc::default(),
+            card: ModelCard::default(),
             commit: None,
             limits: Limits::default(),
             trim: || {},

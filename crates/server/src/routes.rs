@@ -7,15 +7,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use hyper::body::Body as _;
 
 use crate::access::Entry;
 use crate::endpoints::{self, ENDPOINTS, Endpoint, Kind};
-use crate::errors::{ApiError, quoted};
+use crate::errors::{ApiError, ErrorForm, quoted};
 use crate::foreign;
 use crate::http::guard::is_preflight;
 use crate::request_id::{REQUEST_ID, request_id};
@@ -61,6 +63,8 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
     }
     let ctx = server.request_context(&request);
     let id = request_id(request.headers());
+    let form = ErrorForm::of(request.uri().path());
+    let has_body = !request.body().is_end_stream();
     let entry = Entry::new(&server.metrics, &request, &id);
     let (mut response, reader) = match server.guard.origin(request.headers()) {
         Err(error) => (error.into_response(), None),
@@ -69,9 +73,18 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
         }
         Ok(reader) => (entry.scope(ctx.scope(authorized(&server, request, next))).await, reader),
     };
+    if let Some(error) = response.extensions().get::<ApiError>().filter(|_| form != ErrorForm::OpenAi) {
+        *response.body_mut() = Body::from(error.json_of(form));
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    let closes = has_body && is_early(response.status());
     let headers = response.headers_mut();
     if let Some(reader) = reader {
         reader.allow(headers);
+    }
+    if closes {
+        // The body may not have been read: the connection is of no use for another request.
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     if server.model.ready().is_err() {
         // Makes the client reconnect elsewhere.
@@ -79,6 +92,11 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
     }
     response.headers_mut().insert(REQUEST_ID, id);
     entry.answered(ctx.hold(response))
+}
+
+/// True if a request with this status may have been refused before its body was read.
+fn is_early(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 401 | 403 | 404 | 405 | 415)
 }
 
 /// Middleware of requests whose host and origin are allowed: API key check, panic containment.
@@ -103,6 +121,10 @@ async fn no_route(request: Request) -> ApiError {
 }
 
 async fn wrong_method(request: Request) -> ApiError {
+    // A route of another server may look like one of ours.
+    if foreign::route(request.uri().path()).is_some() {
+        return no_route(request).await;
+    }
     let why = format!("{} does not take {}", quoted(request.uri().path()), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why)
 }

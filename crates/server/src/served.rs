@@ -7,7 +7,8 @@ use std::time::Duration;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{EngineHandle, Failure};
 use tallow_engine::transcribe::Transcriber;
-use tallow_text::template::ChatTemplates;
+use tallow_text::output::{OutputFormat, ToolFormat};
+use tallow_text::template::{ChatTemplate, ChatTemplates};
 use tokio::sync::Semaphore;
 
 use crate::exposition::Page;
@@ -23,6 +24,12 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     }
     /// Context length in tokens.
     fn context(&self) -> usize;
+    /// What it can do, in Ollama's words.
+    fn capabilities(&self) -> Vec<&'static str>;
+    /// Its chat template, if it has one.
+    fn template(&self) -> Option<String> {
+        None
+    }
     /// Fails with the reason if its engine does not take requests.
     fn ready(&self) -> Result<(), Failure>;
     /// True if its engine is running.
@@ -37,6 +44,33 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     fn metrics(&self, page: &mut Page, of_server: &Metrics);
 }
 
+/// Facts about a model's files, for clients.
+#[derive(Clone, Debug, Default)]
+pub struct ModelCard {
+    /// Model family.
+    pub family: String,
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Types of the weights, in short.
+    pub types: String,
+    /// Size of the weights in bytes.
+    pub bytes: u64,
+    /// `gguf` or `safetensors`.
+    pub format: &'static str,
+}
+
+impl ModelCard {
+    /// Number of parameters, in short: `7.6B`.
+    pub(crate) fn parameter_size(&self) -> String {
+        let n = self.parameters as f64;
+        match self.parameters {
+            0..1_000_000 => format!("{:.0}K", n / 1e3),
+            1_000_000..1_000_000_000 => format!("{:.1}M", n / 1e6),
+            _ => format!("{:.1}B", n / 1e9),
+        }
+    }
+}
+
 /// A generative model.
 #[derive(Clone, Debug)]
 pub struct Served {
@@ -44,8 +78,26 @@ pub struct Served {
     pub handle: EngineHandle,
     /// Chat templates, if the model has any.
     pub templates: Option<ChatTemplates>,
+    /// Format of tool calls; `None` for that which the template shows.
+    pub tool_format: Option<&'static ToolFormat>,
     /// Limit and default of `max_tokens`; `None` for as many as fit.
     pub max_tokens: Option<usize>,
+}
+
+impl Served {
+    /// The template for chats with tools, or without.
+    pub(crate) fn template(&self, with_tools: bool) -> Option<&ChatTemplate> {
+        self.templates.as_ref()?.choose(with_tools)
+    }
+
+    /// How the model writes its output in such chats.
+    pub(crate) fn output_format(&self, with_tools: bool) -> OutputFormat {
+        match (self.template(with_tools), self.tool_format) {
+            (None, _) => OutputFormat::plain(),
+            (Some(template), None) => OutputFormat::of(template),
+            (Some(template), Some(format)) => OutputFormat::with(format, template),
+        }
+    }
 }
 
 /// An encoder: embeddings, reranker scores or classes.
@@ -80,6 +132,10 @@ impl Model for ServedSpeech {
 
     fn context(&self) -> usize {
         self.transcriber.speech.context
+    }
+
+    fn capabilities(&self) -> Vec<&'static str> {
+        vec!["audio"]
     }
 
     fn ready(&self) -> Result<(), Failure> {
@@ -121,6 +177,17 @@ impl Model for Served {
         self.handle.info().context
     }
 
+    fn capabilities(&self) -> Vec<&'static str> {
+        let takes_tools = self.template(true).is_some_and(|template| template.reads("tools"));
+        let thinks = self.output_format(false).reasons();
+        let all = [(true, "completion"), (takes_tools, "tools"), (thinks, "thinking")];
+        all.into_iter().filter_map(|(has, name)| has.then_some(name)).collect()
+    }
+
+    fn template(&self) -> Option<String> {
+        Some(Served::template(self, false)?.source().to_owned())
+    }
+
     fn ready(&self) -> Result<(), Failure> {
         self.handle.ready()
     }
@@ -149,6 +216,10 @@ impl Model for ServedEncoder {
 
     fn context(&self) -> usize {
         self.handle.info().inputs.most()
+    }
+
+    fn capabilities(&self) -> Vec<&'static str> {
+        vec!["embedding"]
     }
 
     fn ready(&self) -> Result<(), Failure> {

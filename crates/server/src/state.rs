@@ -16,6 +16,7 @@ use crate::http::guard::Guard;
 use crate::metrics::Metrics;
 use crate::prepare_pool::PreparePool;
 use crate::request_context::RequestContext;
+use crate::response_store::ResponseStore;
 use crate::served::{Model, Served};
 
 /// Time that streams have to report that they were cut off, once the drain time is over.
@@ -35,6 +36,8 @@ pub(crate) struct Server<M: ?Sized = Served> {
     pub(crate) prepare_pool: Arc<PreparePool>,
     /// Tokens of answers, for chats that send their text back.
     pub(crate) answer_tokens: Arc<AnswerTokens>,
+    /// Responses that are kept.
+    pub(crate) responses: Arc<ResponseStore>,
     /// Compiles the structures that answers must have. Made for the first of them: it knows the whole vocabulary.
     pub(crate) compiler: OnceLock<Result<Compiler, Refused>>,
     /// All connections.
@@ -58,6 +61,7 @@ impl<M: Model> Server<M> {
             budget: Arc::new(Budget::new(settings.limits.memory)),
             prepare_pool: Arc::new(PreparePool::new(processors)),
             answer_tokens: Arc::default(),
+            responses: Arc::default(),
             compiler: OnceLock::new(),
             connection_table: Arc::new(settings.limits.connection_table()),
             open: watch::Sender::new(0),

@@ -110,11 +110,6 @@ pub(super) static FOREIGN: &[Foreign] = &[
         Value,
         "images and sounds in prompts are not supported yet; `tallow embed --image` and `tallow transcribe` are",
     ),
-    instead(
-        &["--chat-template", "--chat-template-file"],
-        Value,
-        "the model's own chat template is used; --raw gives the model the prompt as it is",
-    ),
     instead(&["-sysf", "--system-prompt-file"], Value, "use --system \"$(cat FILE)\""),
     instead(
         &[
@@ -215,8 +210,8 @@ pub(super) static FOREIGN: &[Foreign] = &[
         Value,
         "the system prompt is always kept; --context sets the context",
     ),
-    instead(&["--enable-auto-tool-choice"], Nothing, "tools are not supported yet"),
-    instead(&["--tool-call-parser", "--reasoning-parser"], Value, "tools are not supported yet"),
+    needless(&["--enable-auto-tool-choice"], Nothing, "the model chooses where a request has tools"),
+    instead(&["--reasoning-parser"], Value, "the chat template shows how reasoning is marked; leave it out"),
 ];
 
 /// The option of this name, as typed.

@@ -105,6 +105,9 @@ fn examples(command: &str) -> Option<&'static str> {
         "parse" => {
             "Examples:\n  tallow parse --tool-format hermes < answer.txt\n  tallow parse --tool-format mistral --tools tools.json --stream 4 < answer.txt"
         }
+        "schema" => {
+            "Examples:\n  tallow schema schema.json\n  tallow schema schema.json answer.json --model qwen3:0.6b"
+        }
         "tokenize" => {
             "Examples:\n  tallow tokenize demo \"Hello there\"\n  tallow tokenize demo -d \"1, 2, 3\""
         }

@@ -31,7 +31,11 @@ impl Command {
             Command::Perplexity(args) => &mut args.model,
             Command::Imatrix(args) => &mut args.model,
             Command::Dump(args) => &mut args.model,
-            Command::Search(_) | Command::List(_) | Command::Parse(_) | Command::Completions(_) => {
+            Command::Schema(_)
+            | Command::Search(_)
+            | Command::List(_)
+            | Command::Parse(_)
+            | Command::Completions(_) => {
                 return Ok(());
             }
         };

@@ -8,6 +8,7 @@ use tallow_models::recipe::Recipe;
 
 use crate::devices::{Arithmetic, DeviceChoice, Numa};
 use crate::lora::Lora;
+use crate::model_name::DEMO;
 use crate::settings::{DeviceArgs, EngineArgs, KV, SampleArgs};
 
 /// Output format of a table.
@@ -187,6 +188,41 @@ pub(crate) struct Parse {
     /// Print the deltas of a stream, N characters at a time
     #[arg(long, value_name = "N")]
     pub stream: Option<NonZero<usize>>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Schema {
+    /// A JSON Schema, a grammar (GBNF, Lark) or a regular expression, in a file
+    pub file: PathBuf,
+    /// Files of texts to check: would the model be let write them?
+    ///
+    /// One end of line at the end of a file is no part of its text. - is standard input.
+    pub instance: Vec<PathBuf>,
+    /// The model whose tokens the texts have
+    #[arg(short = 'm', long, value_name = "MODEL", default_value = DEMO)]
+    pub model: String,
+    /// The kind of the file [default: by its name and its text]
+    #[arg(long, value_name = "KIND", value_enum)]
+    pub kind: Option<GrammarKind>,
+    /// Leave out keywords that cannot be enforced, instead of refusing the schema
+    #[arg(long)]
+    pub best_effort: bool,
+    /// Use only what is on this machine
+    #[arg(long)]
+    pub offline: bool,
+}
+
+/// A notation for what a text may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GrammarKind {
+    /// JSON Schema.
+    Json,
+    /// llama.cpp's notation of grammars.
+    Gbnf,
+    /// Lark's notation of grammars.
+    Lark,
+    /// A regular expression.
+    Regex,
 }
 
 #[derive(Debug, Args)]

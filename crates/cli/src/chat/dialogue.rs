@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use tallow_server::{ReasoningLimit, ReasoningPart};
 use tallow_text::output::{OutputFormat, OutputParser};
 use tallow_text::reasoning::{Controls, Effort, Uncontrolled};
 use tallow_text::template::{Chat, ChatTemplate, ChatTemplates, Now};
@@ -47,6 +48,8 @@ pub(crate) struct Dialogue {
     pub rolled: usize,
     /// Reasoning effort; `None` leaves it to the template.
     effort: Option<Effort>,
+    /// Most tokens of thinking, if there is a limit.
+    pub thinking_budget: Option<usize>,
     /// Extra variables passed to the chat template.
     values: Map<String, Value>,
 }
@@ -64,6 +67,7 @@ impl Dialogue {
             messages: Vec::new(),
             rolled: 0,
             effort: None,
+            thinking_budget: None,
             values: Map::new(),
         }
     }
@@ -139,9 +143,23 @@ impl Dialogue {
         Some(self.format?.parser(&self.tokenizer.decode(ending, Shown::All), Some(Arc::default())))
     }
 
-    /// The token with which the model opens its thinking, if one token does.
-    pub(crate) fn opening_token(&self) -> Option<u32> {
-        self.format?.opening_token(&self.tokenizer)
+    /// True if the model marks its thinking.
+    pub(crate) fn thinks(&self) -> bool {
+        self.format.is_some()
+    }
+
+    /// The thinking in front of a reply to this prompt, for constraints.
+    pub(crate) fn reasoning(&self, prompt: &[u32]) -> Option<ReasoningPart> {
+        let format = self.format?;
+        let limit = self.thinking_budget.map(|tokens| {
+            let closing = format.closing_tokens(&self.tokenizer);
+            ReasoningLimit { tokens, closing }
+        });
+        Some(ReasoningPart {
+            parser: self.parser(prompt)?,
+            opening: format.opening_token(&self.tokenizer),
+            limit,
+        })
     }
 
     /// Special tokens that mark thinking, which the parser has to see.

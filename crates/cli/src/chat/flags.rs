@@ -1,5 +1,6 @@
 //! Flags of `tallow run` that say how a chat goes and how it is shown.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
@@ -18,6 +19,14 @@ pub(crate) struct ChatArgs {
     /// The same as --think=false
     #[arg(long, alias = "nothink", conflicts_with = "think")]
     pub no_think: bool,
+    /// Most tokens of thinking; then it is closed and the answer begins
+    #[arg(long, alias = "reasoning-budget", value_name = "TOKENS")]
+    pub thinking_budget: Option<usize>,
+    /// File of a chat template, in place of the model's own
+    ///
+    /// In Jinja, as models have it.
+    #[arg(long, value_name = "FILE", alias = "chat-template-file")]
+    pub chat_template: Option<PathBuf>,
     /// Do not show the thinking before an answer
     ///
     /// In a pipe it is never shown.

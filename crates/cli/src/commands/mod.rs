@@ -15,6 +15,7 @@ pub(crate) mod prompt;
 pub(crate) mod reference;
 pub(crate) mod repl;
 pub(crate) mod run;
+pub(crate) mod schema;
 pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod tokenize;

@@ -11,10 +11,7 @@ use crate::args::Parse;
 
 pub(crate) fn parse(args: &Parse) -> Result<(), Failed> {
     let Some(name) = &args.tool_format else { return print(&formats()) };
-    let format = ToolFormat::named(name).ok_or_else(|| {
-        let names: Vec<&str> = ToolFormat::ALL.iter().map(|format| format.name()).collect();
-        Failed::new(format!("--tool-format {name}: there is no such format; there are {}", names.join(", ")))
-    })?;
+    let format = tool_format(name)?;
     let tools = args.tools.as_deref().map(|path| {
         let wrong = |why: String| Failed::new(format!("{}: {why}", path.display()));
         let tools: Value =
@@ -47,6 +44,14 @@ pub(crate) fn parse(args: &Parse) -> Result<(), Failed> {
     }
     tell(parser.finish());
     print(&lines)
+}
+
+/// The format of a name.
+pub(super) fn tool_format(name: &str) -> Result<&'static ToolFormat, Failed> {
+    ToolFormat::named(name).ok_or_else(|| {
+        let names: Vec<&str> = ToolFormat::ALL.iter().map(|format| format.name()).collect();
+        Failed::new(format!("--tool-format {name}: there is no such format; there are {}", names.join(", ")))
+    })
 }
 
 /// The formats, and the models that write them.

@@ -35,7 +35,11 @@ pub(crate) fn run(args: Run, sources: &Sources) -> Result<(), Failed> {
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let loaded = match (load::any(name, how)?, &prompt) {
         (AnyModel::Decoder(model), _) => {
-            load::decoder(name, *model)?.with_draft(sources, args.engine.draft.clone(), how)?
+            let loaded = load::decoder(name, *model)?.with_template(args.chat.chat_template.as_deref())?;
+            loaded.with_draft(sources, args.engine.draft.clone(), how)?
+        }
+        _ if args.chat.chat_template.is_some() => {
+            return Err(Failed::new("--chat-template: the model has an encoder, and does not chat"));
         }
         _ if args.lora.is_some() => {
             return Err(Failed::new("--lora: the model has an encoder, and takes no adapters"));
@@ -123,6 +127,10 @@ fn dialogue(loaded: &LoadedModel, args: &Run) -> Result<Dialogue, Failed> {
     if let Some(effort) = args.chat.effort() {
         dialogue.think(Some(effort)).map_err(|why| Failed::new(format!("--think: {why}")))?;
     }
+    if args.chat.thinking_budget.is_some() && !dialogue.thinks() {
+        return Err(Failed::new("--thinking-budget: this model's chat template has no marks of thinking"));
+    }
+    dialogue.thinking_budget = args.chat.thinking_budget;
     Ok(dialogue)
 }
 

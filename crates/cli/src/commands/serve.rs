@@ -9,10 +9,11 @@ use tallow_engine::handle::RunningEngine;
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_server::{Limits, Loading, Served, ServedEncoder, ServedSpeech, Settings};
+use tallow_server::{Limits, Loading, ModelCard, Served, ServedEncoder, ServedSpeech, Settings};
 use tallow_text::generation::Generation;
 use tokio::net::{TcpListener, TcpSocket};
 
+use super::show;
 use crate::args::Serve;
 use crate::disk_cache::DiskCache;
 use crate::encoder::{self, Placement};
@@ -38,6 +39,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         drain: Duration::from_secs(drain),
         private_health: args.private_health,
         log: log::health(),
+        card: ModelCard::default(),
         commit: build::COMMIT,
         trim: memory::trim,
     };
@@ -50,12 +52,13 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let listener = runtime.block_on(listen(&host, port))?;
     let address = listener.local_addr()?;
     let loading = Loading::begin(runtime.handle(), listener, settings.limits);
-    let begin = |name: &str| -> Result<_, Failed> {
-        Ok((runtime.block_on(loading.finish())?, announce(name, address, &settings, &runtime)))
-    };
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let model = load::any(name, how)?;
+    let settings = Settings { card: card(&model), ..settings };
+    let begin = |name: &str| -> Result<_, Failed> {
+        Ok((runtime.block_on(loading.finish())?, announce(name, address, &settings, &runtime)))
+    };
     let tier_by_flag = args.cache_disk.is_some() || args.cache_ram.is_some_and(|mib| mib > 0);
     if !matches!(model, AnyModel::Decoder(_)) && !tier_by_flag && (disk.is_some() || ram_cache > 0) {
         // Such a variable or file may be there for other models.
@@ -64,11 +67,16 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     }
     let loaded = match model {
         AnyModel::Decoder(model) => {
-            load::decoder(name, *model)?.with_draft(sources, args.engine.draft.clone(), how)?
+            let loaded = load::decoder(name, *model)?.with_template(args.chat_template.as_deref())?;
+            loaded.with_draft(sources, args.engine.draft.clone(), how)?
         }
         _ if tier_by_flag => {
             let flag = if args.cache_disk.is_some() { "--cache-disk" } else { "--cache-ram" };
             return Err(Failed::new(format!("{flag}: the model has an encoder, whose pages are not saved")));
+        }
+        _ if args.chat_template.is_some() || args.tool_format.is_some() => {
+            let flag = if args.chat_template.is_some() { "--chat-template" } else { "--tool-format" };
+            return Err(Failed::new(format!("{flag}: the model has an encoder, and does not chat")));
         }
         _ if !args.lora.is_empty() || args.lora_dir.is_some() => {
             let flag = if args.lora.is_empty() { "--lora-dir" } else { "--lora" };
@@ -119,11 +127,30 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let served = Served {
         handle: handle.clone(),
         templates: loaded.text_codec()?.templates.clone(),
+        tool_format: args.tool_format.as_deref().map(super::parse::tool_format).transpose()?,
         max_tokens: config.max_tokens.as_ref().map(|s| s.value),
     };
     runtime.block_on(tallow_server::serve(listener, served, settings, stop(drain, signals)))?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Facts about a model's files.
+fn card(model: &AnyModel) -> ModelCard {
+    let (family, checkpoint, bytes) = match model {
+        AnyModel::Decoder(model) => (model.family.name, &model.checkpoint, model.weight_bytes()),
+        AnyModel::Encoder(model) => (model.family.name, &model.checkpoint, model.weight_bytes()),
+        AnyModel::Seq2Seq(model) => (model.family.name, &model.checkpoint, model.weight_bytes()),
+    };
+    let parameters: usize = checkpoint.tensors().map(|(_, tensor)| tensor.len()).sum();
+    let is_gguf = checkpoint.path.extension().is_some_and(|extension| extension == "gguf");
+    ModelCard {
+        family: family.to_owned(),
+        parameters: parameters as u64,
+        types: show::main_type(checkpoint),
+        bytes: bytes as u64,
+        format: if is_gguf { "gguf" } else { "safetensors" },
+    }
 }
 
 /// Limits on what clients may take of the machine.

@@ -242,7 +242,13 @@ fn layers<L: Clone + Into<LayerSpec>>(all: &[L], unit: &str) -> String {
 }
 
 /// Bytes and tensors of each stored type.
-fn mix(checkpoint: &Checkpoint) -> String {
+/// The type that most bytes of the weights have.
+pub(super) fn main_type(checkpoint: &Checkpoint) -> String {
+    types(checkpoint).into_iter().next().map(|(name, _)| name).unwrap_or_default()
+}
+
+/// Types of the weights with their numbers of tensors and bytes; that of most bytes comes first.
+fn types(checkpoint: &Checkpoint) -> Vec<(String, (usize, usize))> {
     let mut types: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for (_, t) in checkpoint.tensors() {
         let entry = types.entry(kind(&t.kind)).or_default();
@@ -250,6 +256,11 @@ fn mix(checkpoint: &Checkpoint) -> String {
     }
     let mut types: Vec<_> = types.into_iter().collect();
     types.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
+    types
+}
+
+fn mix(checkpoint: &Checkpoint) -> String {
+    let types = types(checkpoint);
     let one = |(name, (n, bytes)): &(String, (usize, usize))| {
         format!("{name} {} in {n} tensors", size(*bytes as u64))
     };

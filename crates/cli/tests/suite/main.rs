@@ -18,6 +18,7 @@ mod packing;
 mod parity;
 mod parsing;
 mod run;
+mod schemas;
 mod serving;
 mod speech;
 mod structured;

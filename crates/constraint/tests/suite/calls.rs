@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tallow_constraint::{Callable, Grammar};
-use tallow_text::output::{Arguments, Event, OutputFormat, ToolFormat, Tools};
+use tallow_constraint::{Beside, Callable, Grammar};
+use tallow_text::output::{Arguments, Channels, Event, OutputFormat, ToolFormat, Tools};
 use tallow_text::tokenizer::Tokenizer;
 
 use crate::random::{random_text, valid};
@@ -84,12 +84,13 @@ fn calls_of_real_tools_are_read_and_valid() {
             let format = formats[count % formats.len()];
             let (writing, is_single) = (format.writing().unwrap(), count % 3 == 0);
             let name = format!("{}: {}", format.tools().name(), case["id"]);
-            let grammar = Grammar::calls(writing, &callable, is_single).unwrap();
+            let grammar = Grammar::calls(writing, &callable, is_single, Beside::Nothing).unwrap().grammar;
             let compiled = compiler.compile(&grammar).unwrap_or_else(|e| panic!("{name}: {e}"));
             let mut ends = vec![writing.close()];
             if let Arguments::Each(each) = writing.arguments() {
                 ends.push(each.after_value);
             }
+            ends.extend(writing.channels().map(|channels| channels.reasoning.1));
             let ends: Vec<Vec<u32>> =
                 ends.iter().map(|end| end.chars().flat_map(|c| letter(&tokenizer, c)).collect()).collect();
             count += 1;
@@ -100,6 +101,9 @@ fn calls_of_real_tools_are_read_and_valid() {
             let mut parser = format.parser("", Some(known));
             let mut events = parser.push(text);
             events.extend(parser.finish());
+            if writing.channels().is_some() {
+                events.retain(|event| !matches!(event, Event::Reasoning(_)));
+            }
             assert!(!events.is_empty() && (events.len() == 1 || !is_single), "{name}: {text}");
             several += usize::from(events.len() > 1);
             for event in events {
@@ -146,8 +150,12 @@ fn calls_stand_in_free_text() {
             };
             format!("{}{begin}{arguments}{end}{}", writing.open(), writing.close())
         };
-        let many = Grammar::text_with_calls(writing, &tools, false).unwrap();
-        let one = Grammar::text_with_calls(writing, &tools, true).unwrap();
+        let grammar = |is_single, beside| Grammar::calls(writing, &tools, is_single, beside).unwrap().grammar;
+        if let Some(channels) = writing.channels() {
+            stand_in_channels(channels, &grammar, &call);
+            continue;
+        }
+        let (many, one) = (grammar(false, Beside::Text), grammar(true, Beside::Text));
         for (text, is_right, is_single) in [
             (String::new(), true, true),
             ("No call.".into(), true, true),
@@ -163,13 +171,41 @@ fn calls_stand_in_free_text() {
             assert_eq!(accepts(&many, &text), is_right, "{name}: {text}");
             assert_eq!(accepts(&one, &text), is_right && is_single, "{name}: {text}");
         }
-        let either = Grammar::calls(writing, &tools, true)
-            .unwrap()
-            .or(Grammar::Choice(vec!["yes".into(), "no".into()]));
+        let either = grammar(true, Beside::Instead(Grammar::Choice(vec!["yes".into(), "no".into()])));
         for (text, is_right) in
             [(call("f", "5"), true), ("yes".into(), true), ("maybe".into(), false), (call("f", "x"), false)]
         {
             assert_eq!(accepts(&either, &text), is_right, "{name}: {text}");
         }
+    }
+}
+
+/// Calls of models that write several messages: one is the last message, or an answer is.
+fn stand_in_channels(
+    channels: &Channels,
+    grammar: &dyn Fn(bool, Beside) -> Grammar,
+    call: &dyn Fn(&str, &str) -> String,
+) {
+    let message = |(begin, end): (&str, &str), text: &str| format!("{begin}{text}{end}");
+    let thought = message(channels.reasoning, "Why? {}");
+    let preamble = message(channels.preamble, "Let me see.");
+    let answer = |text: &str| format!("{}{text}", channels.answer);
+    let choice = || Grammar::Choice(vec!["yes".into(), "no".into()]);
+    for (text, [alone, beside, instead]) in [
+        (call("f", "5"), [true; 3]),
+        (thought.clone() + &call("f", "5"), [true; 3]),
+        (thought.clone() + &thought + &call("g", ""), [true; 3]),
+        (thought.clone() + &preamble + &call("g", ""), [false, true, false]),
+        (thought.clone() + &answer("No call."), [false, true, false]),
+        (thought.clone() + &answer("yes"), [false, true, true]),
+        (answer("no"), [false, true, true]),
+        (thought.clone() + &call("f", "x"), [false; 3]),
+        (call("f", "5") + &call("g", ""), [false; 3]),
+        (thought.clone(), [false; 3]),
+        ("No call.".into(), [false; 3]),
+    ] {
+        assert_eq!(accepts(&grammar(false, Beside::Nothing), &text), alone, "{text}");
+        assert_eq!(accepts(&grammar(true, Beside::Text), &text), beside, "{text}");
+        assert_eq!(accepts(&grammar(true, Beside::Instead(choice())), &text), instead, "{text}");
     }
 }

@@ -13,7 +13,13 @@ fn item(name: &str, grammar: Grammar) -> Tag {
 }
 
 fn list(items: Vec<Tag>, between: Option<&str>) -> Grammar {
-    Grammar::List(List { open: "[".into(), items, between: between.map(str::to_owned), close: "]".into() })
+    Grammar::List(List {
+        before: Vec::new(),
+        open: "[".into(),
+        items,
+        between: between.map(str::to_owned),
+        close: "]".into(),
+    })
 }
 
 fn members(schema: Value, apart: bool) -> Grammar {
@@ -160,6 +166,7 @@ fn special_tokens_are_themselves() {
             end: "[CALL]</s>".into(),
         };
         let grammar = Grammar::List(List {
+            before: Vec::new(),
             open: "[CALLS]".into(),
             items: vec![tag],
             between: Some("".into()),

@@ -48,6 +48,13 @@ impl TokenMask {
         TokenMask((0..vocab.div_ceil(32)).map(word).collect())
     }
 
+    /// One token of a vocabulary.
+    pub fn only(token: u32, vocab: usize) -> TokenMask {
+        let mut mask = TokenMask(vec![0; vocab.div_ceil(32)]);
+        mask.set(token, true);
+        mask
+    }
+
     /// Adds a token, or removes it. One past the end is left out.
     pub fn set(&mut self, token: u32, is_in: bool) {
         if let Some(word) = self.0.get_mut(token as usize / 32) {

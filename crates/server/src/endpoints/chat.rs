@@ -10,8 +10,8 @@ use crate::body::read_json;
 use crate::errors::ApiError;
 use crate::generation::params::Generation;
 use crate::generation::prompt::Messages;
-use crate::generation::run::{Job, Prompt, run};
-use crate::generation::wire::ResponseShape;
+use crate::generation::protocol::Protocol;
+use crate::generation::run::{Job, run};
 use crate::http::guard::Caller;
 use crate::parse::fields::{Fields, MAX_TOKENS};
 use crate::state::Server;
@@ -19,8 +19,8 @@ use crate::state::Server;
 /// Request for a chat completion.
 #[derive(Clone, Debug)]
 pub struct ChatRequest {
-    messages: Messages,
-    generation: Generation,
+    pub(crate) messages: Messages,
+    pub(crate) generation: Generation,
 }
 
 /// Parses the body of a chat completion request and checks all that can be checked without the model.
@@ -91,17 +91,7 @@ pub(crate) async fn chat(State(server): State<Arc<Server>>, request: Request) ->
 /// Parses a body and makes its messages a prompt.
 fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> {
     // Journey, stop 2: the chat. Its template makes it text, the tokenizer makes that tokens, and the engine gets those.
-    let ChatRequest { messages, mut generation } = parse_chat_request(&body)?;
+    let ChatRequest { messages, generation } = parse_chat_request(&body)?;
     drop(body);
-    let info = server.model.handle.info();
-    let adapter = generation.select_adapter(&server.model.handle)?;
-    let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
-    let ids = messages.tokens(templates, allowed, &info.tokenizer, info.context)?;
-    let room = info.context.saturating_sub(ids.len());
-    let max_new = generation.max_new_tokens(server.model.max_tokens, room);
-    generation.separate_cache(caller);
-    generation.parts = messages.output_parts(templates, &ids, &info.tokenizer);
-    generation.structure = messages.structure(templates, generation.structure.take())?;
-    let prompt = Prompt { ids, echo: None, is_text: true };
-    Job::new(server, generation, ResponseShape::Chat, vec![prompt], max_new, adapter)
+    Job::chat(server, &messages, generation, Protocol::Chat, caller)
 }

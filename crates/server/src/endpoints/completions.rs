@@ -12,8 +12,8 @@ use crate::body::read_json;
 use crate::errors::ApiError;
 use crate::generation::params::{Generation, MAX_CHOICES};
 use crate::generation::prompt::tokens_of_text;
+use crate::generation::protocol::Protocol;
 use crate::generation::run::{Job, Prompt, run};
-use crate::generation::wire::ResponseShape;
 use crate::http::guard::Caller;
 use crate::parse::fields::{Fields, MAX_TOKENS, text, token_ids, wrong};
 use crate::state::Server;
@@ -137,5 +137,5 @@ fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> 
     let prompts = prompts.collect::<Result<_, _>>()?;
     let max_new = generation.max_new_tokens(server.model.max_tokens, USUAL_TOKENS);
     generation.separate_cache(caller);
-    Job::new(server, generation, ResponseShape::Completion, prompts, max_new, adapter)
+    Job::new(server, generation, Protocol::Completion, prompts, max_new, adapter)
 }

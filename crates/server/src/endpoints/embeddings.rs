@@ -90,11 +90,7 @@ pub(crate) async fn embeddings(
 ) -> Result<Response, ApiError> {
     let parsed = read_json(&server, request).await?.process(&server, parse).await?;
     let usage = Usage::of(&parsed.inputs);
-    if let Some(ctx) = RequestContext::current() {
-        // Vectors and their JSON.
-        let numbers = parsed.inputs.len() * server.model.handle.info().width;
-        ctx.claim.grow(numbers * NUMBER).await?;
-    }
+    claim_vectors(&server, parsed.inputs.len()).await?;
     let vectors = encode(&server, parsed.inputs).await?;
     let embedding = |(index, vector): (usize, Vec<f32>)| {
         let vector = shortened(vector, parsed.dimensions);
@@ -109,6 +105,25 @@ pub(crate) async fn embeddings(
     };
     let data = vectors.into_iter().enumerate().map(embedding).collect();
     respond(&Embeddings { object: "list", data, model: parsed.model, usage })
+}
+
+/// Claims memory for vectors and their JSON.
+pub(crate) async fn claim_vectors(server: &Server<ServedEncoder>, count: usize) -> Result<(), ApiError> {
+    let Some(ctx) = RequestContext::current() else { return Ok(()) };
+    ctx.claim.grow(count * server.model.handle.info().width * NUMBER).await
+}
+
+/// Fails if the model classifies, which gives no embeddings.
+pub(crate) fn embeds(server: &Server<ServedEncoder>) -> Result<(), ApiError> {
+    let info = server.model.handle.info();
+    if info.task != PoolingTask::Classify {
+        return Ok(());
+    }
+    let why = match info.width {
+        1 => "the model of this server is a reranker and computes no embeddings; it has /v1/rerank",
+        _ => "the model of this server is a classifier and computes no embeddings; it has /classify",
+    };
+    Err(ApiError::new(StatusCode::NOT_FOUND, why))
 }
 
 /// Runs the encoder on the inputs. Dropping the future aborts them.
@@ -164,13 +179,7 @@ pub(crate) fn input_error(path: &str, why: &InputError) -> ApiError {
 /// Parses and tokenizes a body.
 fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<EmbeddingRequest, ApiError> {
     let info = server.model.handle.info();
-    if info.task == PoolingTask::Classify {
-        let why = match info.width {
-            1 => "the model of this server is a reranker and computes no embeddings; it has /v1/rerank",
-            _ => "the model of this server is a classifier and computes no embeddings; it has /classify",
-        };
-        return Err(ApiError::new(StatusCode::NOT_FOUND, why));
-    }
+    embeds(server)?;
     let mut fields = Fields::body(&body)?;
     drop(body);
     let model = model(&mut fields, &info.names)?;

@@ -9,9 +9,12 @@ mod classify;
 mod completions;
 mod embeddings;
 mod health;
+mod messages;
 mod metrics;
 mod models;
+mod ollama;
 mod rerank;
+mod responses;
 mod speech;
 mod start_page;
 mod tokens;
@@ -28,6 +31,9 @@ use crate::state::Server;
 
 pub use chat::{ChatRequest, parse_chat_request};
 pub use completions::{CompletionRequest, parse_completion_request};
+pub use messages::parse_message_request;
+pub use ollama::chat::{parse_ollama_chat, parse_ollama_generate};
+pub use responses::parse_response_request;
 
 /// Every endpoint.
 pub(crate) const ENDPOINTS: &[Endpoint] = &[
@@ -36,6 +42,38 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
         .generator(|m| on(m, completions::completions))
         .is_task()
         .on_start_page(),
+    post("/v1/responses", "chats, in the form of OpenAI's Responses API")
+        .generator(|m| on(m, responses::create))
+        .refused_at("/v1/responses"),
+    get("/v1/responses/{id}", "a response that was kept").generator(|m| on(m, responses::get)),
+    delete("/v1/responses/{id}", "deletes one").generator(|m| on(m, responses::delete)),
+    post("/v1/responses/{id}/cancel", "ends one that is generated in the background")
+        .generator(|m| on(m, responses::cancel)),
+    get("/v1/responses/{id}/input_items", "the items of its request")
+        .generator(|m| on(m, responses::input_items)),
+    post("/v1/messages", "chats, in the form of Anthropic's API")
+        .generator(|m| on(m, messages::messages))
+        .refused_at("/v1/messages"),
+    post("/v1/messages/count_tokens", "the number of a chat's tokens, in the form of Anthropic's API")
+        .generator(|m| on(m, messages::count_tokens)),
+    post("/api/chat", "chats, in the form of Ollama's API")
+        .generator(|m| on(m, ollama::chat::chat))
+        .refused_at("/api/chat"),
+    post("/api/generate", "texts, in the form of Ollama's API")
+        .generator(|m| on(m, ollama::chat::generate))
+        .refused_at("/api/generate"),
+    post("/api/embed", "embeddings, in the form of Ollama's API")
+        .encoder(|m| on(m, ollama::embed::embed))
+        .refused_at("/api/embed"),
+    post("/api/embeddings", "the embedding of one text, in the older form of Ollama's API")
+        .encoder(|m| on(m, ollama::embed::embeddings))
+        .refused_at("/api/embeddings"),
+    post("/api/show", "a model's facts, in the form of Ollama's API").every(|m| on(m, ollama::models::show)),
+    get("/api/tags", "the models, in the form of Ollama's API").every(|m| on(m, ollama::models::tags)),
+    get("/api/ps", "the models that are loaded, in the form of Ollama's API")
+        .every(|m| on(m, ollama::models::ps)),
+    get("/api/version", "the version of Ollama's API that is spoken")
+        .every(|m| on(m, ollama::models::version)),
     post("/v1/embeddings", "embeddings of texts and images")
         .encoder(|m| on(m, embeddings::embeddings))
         .is_task(),
@@ -93,6 +131,7 @@ pub(crate) struct Endpoint {
 pub(crate) enum Method {
     Get,
     Post,
+    Delete,
 }
 
 /// Callers that an endpoint answers, where API keys are configured.
@@ -147,6 +186,10 @@ impl Kind for ServedSpeech {
 
 const fn get(path: &'static str, what: &'static str) -> Endpoint {
     row(Method::Get, path, what)
+}
+
+const fn delete(path: &'static str, what: &'static str) -> Endpoint {
+    row(Method::Delete, path, what)
 }
 
 const fn post(path: &'static str, what: &'static str) -> Endpoint {
@@ -238,6 +281,7 @@ impl Method {
         match self {
             Method::Get => "GET",
             Method::Post => "POST",
+            Method::Delete => "DELETE",
         }
     }
 
@@ -245,6 +289,7 @@ impl Method {
         match self {
             Method::Get => MethodFilter::GET,
             Method::Post => MethodFilter::POST,
+            Method::Delete => MethodFilter::DELETE,
         }
     }
 }
@@ -261,7 +306,7 @@ pub(crate) fn is_open(path: &str, settings: &Settings) -> bool {
 /// Methods that endpoints have, separated by commas.
 pub(crate) fn methods() -> String {
     let is_used = |method: &Method| ENDPOINTS.iter().any(|endpoint| endpoint.method == *method);
-    let methods = [Method::Get, Method::Post].into_iter().filter(is_used);
+    let methods = [Method::Get, Method::Post, Method::Delete].into_iter().filter(is_used);
     methods.map(Method::name).collect::<Vec<_>>().join(", ")
 }
 

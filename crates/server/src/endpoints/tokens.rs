@@ -86,8 +86,7 @@ fn tokens(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
         None => {
             let messages = Messages::take(&mut fields)?;
             fields.finish()?;
-            let (templates, allowed) = (server.model.templates.as_ref(), server.settings.template_values);
-            messages.tokens(templates, allowed, &info.tokenizer, max_tokens)?
+            messages.tokens_up_to(server, max_tokens)?
         }
     };
     let texts = TokenStrings { tokens: &tokens, tokenizer: &info.tokenizer };

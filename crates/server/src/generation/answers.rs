@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::access::Notes;
 use crate::errors::ApiError;
-use crate::generation::outputs::{AnswerPart, ChoiceEvent, StreamProgress, Token, Totals, finish_reason};
+use crate::generation::outputs::{AnswerPart, ChoiceEvent, End, StreamProgress, Token, Totals};
 use crate::generation::thinking::OutputParts;
 use crate::request_context::RequestContext;
 use crate::state::{ActiveRequest, Server};
@@ -275,10 +275,10 @@ impl Answers {
                 if choice.parts.as_ref().is_some_and(|parts| parts.counts) {
                     *self.totals.reasoning.get_or_insert(0) += choice.reasoning_tokens;
                 }
-                let finish = finish_reason(&done.reason, choice.calls > 0);
-                server.metrics.done(&done, finish, self.begun.elapsed());
-                self.note(finish);
-                Ok(Some(ChoiceEvent { index, part, end: Some(finish), progress: None }))
+                let end = End::new(&done.reason, choice.calls > 0);
+                server.metrics.done(&done, end.finish_reason(), self.begun.elapsed());
+                self.note(end.finish_reason());
+                Ok(Some(ChoiceEvent { index, part, end: Some(end), progress: None }))
             }
             Event::Failed(failure) => Err(failure),
         }

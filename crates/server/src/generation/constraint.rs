@@ -1,9 +1,29 @@
-//! The engine's constraint of a structure: a matcher of its grammar, which begins behind the reasoning.
+//! The engine's constraint of an answer: a matcher of its structure, which begins behind the reasoning, and the limit of that.
 
 use tallow_constraint::Matcher;
 use tallow_engine::sampler::{Constraint, TokenMask};
 use tallow_text::output::OutputParser;
 use tallow_text::tokenizer::{Detokenizer, Shown, Tokenizer};
+
+/// The reasoning in front of an answer.
+#[derive(Clone, Debug)]
+pub struct ReasoningPart {
+    /// Tells it from the answer.
+    pub parser: OutputParser,
+    /// The token that opens it, if one token does.
+    pub opening: Option<u32>,
+    /// Its limit, if it has one.
+    pub limit: Option<ReasoningLimit>,
+}
+
+/// Limit of the reasoning in front of an answer.
+#[derive(Clone, Debug)]
+pub struct ReasoningLimit {
+    /// Most tokens.
+    pub tokens: usize,
+    /// The tokens that close it then.
+    pub closing: Vec<u32>,
+}
 
 /// A grammar's matcher.
 #[derive(Clone, Debug)]
@@ -13,7 +33,9 @@ struct Follows(Matcher);
 #[derive(Clone, Debug)]
 struct AfterReasoning {
     before: Option<Before>,
-    inner: Box<dyn Constraint>,
+    /// Constraint of the answer; `None` if there is none.
+    inner: Option<Box<dyn Constraint>>,
+    vocab: usize,
 }
 
 /// The text in front of an answer.
@@ -27,24 +49,41 @@ struct Before {
     opening: Option<u32>,
     /// What may come within reasoning: all but what ends the generation.
     free: TokenMask,
+    limit: Option<Limit>,
 }
 
-/// The constraint of an answer. `reasoning`: a parser that tells it from what comes before it, and the token that opens that.
+/// What is left of a limit.
+#[derive(Clone, Debug)]
+struct Limit {
+    tokens: usize,
+    /// The tokens that close the reasoning and are still to come, the next one last.
+    closing: Vec<u32>,
+    /// True once they must come.
+    is_closing: bool,
+}
+
+/// The constraint of an answer, if there is anything to hold it to: a structure, or a limit of the reasoning.
 pub fn constraint(
-    matcher: Matcher,
-    reasoning: Option<(OutputParser, Option<u32>)>,
+    matcher: Option<Matcher>,
+    reasoning: Option<ReasoningPart>,
     (tokenizer, vocab): (&Tokenizer, usize),
-) -> Box<dyn Constraint> {
-    let inner = Box::new(Follows(matcher));
-    let Some((parser, opening)) = reasoning else { return inner };
-    let opening = opening.filter(|_| !parser.is_before_answer());
-    if opening.is_none() && !parser.is_before_answer() {
+) -> Option<Box<dyn Constraint>> {
+    let inner = matcher.map(|matcher| Box::new(Follows(matcher)) as Box<dyn Constraint>);
+    let Some(ReasoningPart { parser, opening, limit }) = reasoning else { return inner };
+    // In a free answer any text may be in front of the reasoning.
+    let opening = opening.filter(|_| inner.is_some() && !parser.is_before_answer());
+    let may_reason = parser.is_before_answer() || opening.is_some() || inner.is_none();
+    if !may_reason || (inner.is_none() && limit.is_none()) {
         return inner;
     }
     let mut free = TokenMask::all(vocab);
     tokenizer.ends().for_each(|end| free.set(end, false));
-    let before = Before { parser, text: tokenizer.stream(Shown::All), opening, free };
-    Box::new(AfterReasoning { before: Some(before), inner })
+    let limit = limit.map(|ReasoningLimit { tokens, mut closing }| {
+        closing.reverse();
+        Limit { tokens, closing, is_closing: tokens == 0 && parser.is_reasoning() }
+    });
+    let before = Before { parser, text: tokenizer.stream(Shown::All), opening, free, limit };
+    Some(Box::new(AfterReasoning { before: Some(before), inner, vocab }))
 }
 
 impl Constraint for Follows {
@@ -61,32 +100,75 @@ impl Constraint for Follows {
     }
 }
 
+impl Before {
+    /// Follows a token. False once the answer has begun, which free answers do with text.
+    fn accept(&mut self, token: u32, is_free: bool) -> bool {
+        self.opening = None;
+        let counts = self.parser.is_reasoning();
+        if let Some(text) = self.text.push(token) {
+            self.parser.push(text);
+        }
+        if let Some(limit) = &mut self.limit {
+            limit.accept(token, counts);
+            limit.is_closing |= limit.tokens == 0 && self.parser.is_reasoning();
+        }
+        self.parser.is_before_answer() || (is_free && self.parser.is_at_start())
+    }
+
+    /// The token that must come, where reasoning is closed.
+    fn closing(&self) -> Option<u32> {
+        self.limit.as_ref().filter(|limit| limit.is_closing)?.closing.last().copied()
+    }
+}
+
+impl Limit {
+    fn accept(&mut self, token: u32, counts: bool) {
+        if self.is_closing && self.closing.last() == Some(&token) {
+            self.closing.pop();
+        } else if counts {
+            self.tokens = self.tokens.saturating_sub(1);
+        }
+    }
+}
+
+impl AfterReasoning {
+    /// Follows a token of the answer.
+    fn accept_answer(&mut self, token: u32) -> Result<(), String> {
+        self.before = None;
+        self.inner.as_mut().map_or(Ok(()), |inner| inner.accept(token))
+    }
+
+    /// The tokens that may come next in the answer.
+    fn allowed_in_answer(&mut self) -> Result<TokenMask, String> {
+        self.inner.as_mut().map_or_else(|| Ok(TokenMask::all(self.vocab)), |inner| inner.allowed())
+    }
+}
+
 impl Constraint for AfterReasoning {
     fn accept(&mut self, token: u32) -> Result<(), String> {
-        let Some(before) = &mut self.before else { return self.inner.accept(token) };
-        if before.opening.take().is_some_and(|opening| opening != token) {
-            self.before = None;
-            return self.inner.accept(token);
+        let Some(before) = &mut self.before else { return self.accept_answer(token) };
+        if before.opening.is_some_and(|opening| opening != token) {
+            return self.accept_answer(token);
         }
-        if let Some(text) = before.text.push(token) {
-            before.parser.push(text);
-        }
-        if !before.parser.is_before_answer() {
+        if !before.accept(token, self.inner.is_none()) {
             self.before = None;
         }
         Ok(())
     }
 
     fn allowed(&mut self) -> Result<TokenMask, String> {
-        match &self.before {
-            Some(Before { opening: None, free, .. }) => Ok(free.clone()),
-            Some(Before { opening: Some(opening), .. }) => {
-                let mut mask = self.inner.allowed()?;
-                mask.set(*opening, true);
-                Ok(mask)
-            }
-            None => self.inner.allowed(),
+        let Some(before) = &self.before else { return self.allowed_in_answer() };
+        if let Some(token) = before.closing() {
+            return Ok(TokenMask::only(token, self.vocab));
         }
+        if self.inner.is_none() {
+            return Ok(TokenMask::all(self.vocab));
+        }
+        let Some(opening) = before.opening else { return Ok(before.free.clone()) };
+        let may_reason = before.limit.as_ref().is_none_or(|limit| limit.tokens > 0);
+        let mut mask = self.allowed_in_answer()?;
+        mask.set(opening, may_reason);
+        Ok(mask)
     }
 
     fn fork(&self) -> Box<dyn Constraint> {

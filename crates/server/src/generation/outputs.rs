@@ -16,8 +16,8 @@ pub(crate) struct ChoiceEvent {
     pub(crate) index: usize,
     /// More of its text.
     pub(crate) part: Option<AnswerPart>,
-    /// `finish_reason`, on the last event.
-    pub(crate) end: Option<&'static str>,
+    /// Its end, on the last event.
+    pub(crate) end: Option<End>,
     /// Prefill progress.
     pub(crate) progress: Option<StreamProgress>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct AnswerPart {
 }
 
 /// A tool call of a choice.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Call {
     /// Index among those of the choice.
     pub(crate) index: usize,
@@ -106,12 +106,38 @@ pub(crate) struct Totals {
     pub(crate) decode: Duration,
 }
 
-/// `finish_reason` of an answer, which may have called tools.
-pub(crate) fn finish_reason(end: &Finish, has_called: bool) -> &'static str {
-    match end {
-        Finish::End | Finish::Stop(_) if has_called => "tool_calls",
-        Finish::End | Finish::Stop(_) => "stop",
-        Finish::Length => "length",
+/// The end of a choice.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The model has ended it.
+    #[default]
+    Complete,
+    /// A stop string of the request has.
+    Stopped(String),
+    /// It has called tools.
+    Called,
+    /// There was no room for more.
+    Length,
+}
+
+impl End {
+    /// The end of an answer, which may have called tools.
+    pub(crate) fn new(finish: &Finish, has_called: bool) -> End {
+        match finish {
+            Finish::End | Finish::Stop(_) if has_called => End::Called,
+            Finish::End => End::Complete,
+            Finish::Stop(stop) => End::Stopped(stop.clone()),
+            Finish::Length => End::Length,
+        }
+    }
+
+    /// OpenAI's `finish_reason`, which logs and metrics also have.
+    pub(crate) fn finish_reason(&self) -> &'static str {
+        match self {
+            End::Called => "tool_calls",
+            End::Complete | End::Stopped(_) => "stop",
+            End::Length => "length",
+        }
     }
 }
 
@@ -121,6 +147,12 @@ impl AnswerPart {
             && self.text.is_empty()
             && self.calls.is_empty()
             && self.tokens.is_empty())
+    }
+
+    /// Bytes of its text, reasoning and calls.
+    pub(crate) fn text_bytes(&self) -> usize {
+        let arguments: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
+        self.reasoning.len() + self.text.len() + arguments
     }
 
     /// Adds what a parser gives, as far as it is sent. `calls` counts the tool calls of the choice.

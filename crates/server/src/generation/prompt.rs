@@ -4,15 +4,18 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tallow_text::output::{OutputFormat, Tools};
-use tallow_text::template::{Chat, ChatTemplates, Ending, Now};
+use tallow_text::template::{Chat, Ending, Now};
 use tallow_text::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, Written};
 
 use crate::clock::unix_time;
 use crate::errors::{ApiError, quoted};
+use crate::generation::constraint::ReasoningPart;
 use crate::generation::structure::Structure;
 use crate::generation::thinking::{OutputParts, ReasoningOutput, Thinking, is_harmless};
 use crate::generation::tools::{self, ToolUse};
 use crate::parse::fields::{Fields, text, wrong};
+use crate::served::Served;
+use crate::state::Server;
 
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 /// Most messages in one chat.
@@ -21,6 +24,8 @@ const MAX_MESSAGES: usize = 16_384;
 /// Messages of a chat request and how to render them.
 #[derive(Clone, Debug)]
 pub(crate) struct Messages {
+    /// The field that has them.
+    field: &'static str,
     /// List of objects, each with a `role` and a `content` that is text.
     messages: Value,
     ending: Ending,
@@ -37,10 +42,6 @@ impl Messages {
     pub(crate) fn take(fields: &mut Fields) -> Result<Messages, ApiError> {
         let messages = fields.list("messages", message)?;
         let messages = messages.ok_or_else(|| ApiError::field("messages", "messages is missing"))?;
-        if messages.is_empty() || messages.len() > MAX_MESSAGES {
-            let why = format!("messages should have from 1 to {MAX_MESSAGES}, and has {}", messages.len());
-            return Err(ApiError::field("messages", why));
-        }
         let open = fields.flag("continue_final_message")?.unwrap_or(false);
         let ending = match (open, fields.flag("add_generation_prompt")?) {
             (true, Some(true)) => {
@@ -51,13 +52,28 @@ impl Messages {
             (false, Some(false)) => Ending::Closed,
             (false, _) => Ending::Prompt,
         };
-        let values = match fields.take("chat_template_kwargs") {
-            None => Map::new(),
-            Some(Value::Object(values)) => values,
-            Some(other) => return Err(wrong("chat_template_kwargs".into(), "an object", &other)),
-        };
         let (thinking, tools) = (Thinking::take(fields)?, ToolUse::take(fields)?);
-        Ok(Messages { messages: Value::Array(messages), ending, values, thinking, tools })
+        Messages::new(("messages", messages), ending, template_values(fields)?, thinking, tools)
+    }
+
+    /// Messages as templates get them, and the field that they come from. `values` are for the template.
+    pub(crate) fn new(
+        (field, messages): (&'static str, Vec<Value>),
+        ending: Ending,
+        values: Map<String, Value>,
+        thinking: Thinking,
+        tools: ToolUse,
+    ) -> Result<Messages, ApiError> {
+        if messages.is_empty() || messages.len() > MAX_MESSAGES {
+            let why = format!("{field} should have from 1 to {MAX_MESSAGES}, and has {}", messages.len());
+            return Err(ApiError::field(field, why));
+        }
+        Ok(Messages { field, messages: Value::Array(messages), ending, values, thinking, tools })
+    }
+
+    /// The chat's tokens; a chat that is far longer than the context is refused.
+    pub(crate) fn tokens(&self, server: &Server) -> Result<Vec<u32>, ApiError> {
+        self.tokens_up_to(server, server.model.handle.info().context)
     }
 
     /// The chat's tokens; a chat of far more than `limit` is refused. Message contents never become special tokens; only
@@ -65,13 +81,9 @@ impl Messages {
     ///
     /// A model without a template was not trained to chat. Its prompt is the contents of the messages, one per line, as
     /// text to continue.
-    pub(crate) fn tokens(
-        &self,
-        templates: Option<&ChatTemplates>,
-        template_values: bool,
-        tokenizer: &Tokenizer,
-        limit: usize,
-    ) -> Result<Vec<u32>, ApiError> {
+    pub(crate) fn tokens_up_to(&self, server: &Server, limit: usize) -> Result<Vec<u32>, ApiError> {
+        let tokenizer = &server.model.handle.info().tokenizer;
+        let template_values = server.settings.template_values;
         let forbidden =
             self.values.iter().find(|(name, value)| !template_values && !is_harmless(name, value));
         if let Some((name, _)) = forbidden {
@@ -82,7 +94,7 @@ impl Messages {
             );
             return Err(ApiError::field("chat_template_kwargs", why));
         }
-        let template = templates.and_then(|templates| templates.choose(self.tools.is_offered()));
+        let template = server.model.template(self.tools.is_offered());
         let values = self.thinking.values(template, &self.values)?;
         let Some(template) = template else {
             if self.tools.is_offered() {
@@ -91,48 +103,47 @@ impl Messages {
             let messages = self.messages.as_array().into_iter().flatten();
             let contents: Vec<&str> = messages.filter_map(|m| m.get("content")?.as_str()).collect();
             let tokens = tokenizer.encode_up_to(&contents.join("\n"), Special::PROMPT, limit);
-            let tokens = tokens.map_err(|e| not_tokenized("messages", &e))?;
-            return tokens.ok_or_else(|| ApiError::far_too_long("messages", limit));
+            let tokens = tokens.map_err(|e| not_tokenized(self.field, &e))?;
+            return tokens.ok_or_else(|| ApiError::far_too_long(self.field, limit));
         };
         if self.tools.is_offered() && !template.reads("tools") {
             return Err(deaf(self.tools.field, "the model's chat template has no place for tools"));
         }
         if self.messages.as_array().into_iter().flatten().any(|m| exceeds(m, tokenizer, limit)) {
-            return Err(ApiError::far_too_long("messages", limit));
+            return Err(ApiError::far_too_long(self.field, limit));
         }
         let now = Now::local(unix_time() as i64);
         let messages = tools::with_arguments_for(template, &self.messages, now);
         let (ending, tools) = (self.ending, self.tools.offered.as_ref());
         let chat = Chat { ending, tools, values: &values, ..Chat::new(&messages, now) };
         let tokens = template.prompt_up_to(&chat, tokenizer, limit);
-        let tokens = tokens.map_err(|e| ApiError::field("messages", e.to_string()))?;
-        tokens.ok_or_else(|| ApiError::far_too_long("messages", limit))
+        let tokens = tokens.map_err(|e| ApiError::field(self.field, e.to_string()))?;
+        tokens.ok_or_else(|| ApiError::far_too_long(self.field, limit))
     }
 
     /// The structure of the answer: of its calls, and that which an answer without calls is `wanted` to have.
     pub(crate) fn structure(
         &self,
-        templates: Option<&ChatTemplates>,
+        model: &Served,
         wanted: Option<Structure>,
     ) -> Result<Option<Structure>, ApiError> {
         let Some(calls) = &self.tools.calls else { return Ok(wanted) };
-        let template = templates.and_then(|templates| templates.choose(true));
-        calls.structure(template.and_then(|template| OutputFormat::of(template).writing()), wanted)
+        calls.structure(model.output_format(true).writing(), wanted)
     }
 
     /// Divides the answer to these prompt tokens, if the model's template shows how it writes it.
     pub(crate) fn output_parts(
         &self,
-        templates: Option<&ChatTemplates>,
+        model: &Served,
         tokens: &[u32],
-        tokenizer: &Tokenizer,
-    ) -> Option<OutputParts> {
+    ) -> Result<Option<OutputParts>, ApiError> {
         let calls = self.tools.is_offered();
-        let whole = OutputFormat::of(templates?.choose(calls)?);
+        let (whole, tokenizer) = (model.output_format(calls), &model.handle.info().tokenizer);
+        let limit = self.thinking.limit(whole, tokenizer)?;
         let is_inline = self.thinking.output == ReasoningOutput::Inline;
         let format = if is_inline { whole.inline() } else { whole };
         if !whole.reasons() && !calls {
-            return None;
+            return Ok(None);
         }
         let parser = |format: OutputFormat, known: Arc<Tools>| match self.ending {
             Ending::Open => {
@@ -146,14 +157,28 @@ impl Messages {
                 format.parser(&tokenizer.decode(ending, Shown::All), Some(known))
             }
         };
-        Some(OutputParts {
+        let before = whole.reasons().then(|| ReasoningPart {
+            parser: parser(whole, Arc::default()),
+            opening: whole.opening_token(tokenizer),
+            limit,
+        });
+        Ok(Some(OutputParts {
             // Without tools nothing is a call.
             parser: parser(format, self.tools.known.clone()),
-            before: whole.reasons().then(|| (parser(whole, Arc::default()), whole.opening_token(tokenizer))),
+            before,
             markers: format.special_tokens(tokenizer, calls),
             counts: format.reasons(),
             is_sent: self.thinking.output != ReasoningOutput::Hidden,
-        })
+        }))
+    }
+}
+
+/// Takes values for the template.
+pub(crate) fn template_values(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
+    match fields.take("chat_template_kwargs") {
+        None => Ok(Map::new()),
+        Some(Value::Object(values)) => Ok(values),
+        Some(other) => Err(wrong("chat_template_kwargs".into(), "an object", &other)),
     }
 }
 

@@ -15,22 +15,17 @@ use crate::access::Notes;
 use crate::errors::{ApiError, json};
 use crate::generation::answers::{Answers, Echo, FollowedChoice};
 use crate::generation::constraint::constraint;
+use crate::generation::memory::{AnswerMemory, TextClaim};
 use crate::generation::outputs::AnswerPart;
 use crate::generation::params::{Generation, unknown_token};
+use crate::generation::prompt::Messages;
+use crate::generation::protocol::Protocol;
 use crate::generation::stream::{KEEP_ALIVE, stream};
 use crate::generation::structure::Structure;
-use crate::generation::wire::{CompleteChoice, Envelope, ResponseShape};
+use crate::generation::writer::{Answer, AnswerWriter, CompleteChoice};
+use crate::http::guard::Caller;
 use crate::request_context::RequestContext;
 use crate::state::Server;
-
-/// Bytes of one token with its log-probability, up to and including its JSON: measured.
-const TOKEN: usize = 512;
-/// Bytes of each of its top log-probabilities.
-const LIKELY_TOKEN: usize = 320;
-/// One answer's log-probabilities may take 1 / `SHARE` of the memory budget.
-const SHARE: usize = 4;
-/// An answer's text is accounted in steps of this many bytes.
-const STEP: usize = 64 << 10;
 
 /// A tokenized prompt.
 #[derive(Debug)]
@@ -46,7 +41,7 @@ pub(crate) struct Prompt {
 /// Generation requests that were checked against the model.
 #[derive(Debug)]
 pub(crate) struct Job {
-    shape: ResponseShape,
+    protocol: Protocol,
     generation: Generation,
     choices: Vec<ChoiceRequest>,
     /// True if a space in front of an answer is its tokenizer's, and not in the text that its structure allows.
@@ -66,13 +61,13 @@ impl Job {
     pub(crate) fn new(
         server: &Server,
         generation: Generation,
-        shape: ResponseShape,
+        protocol: Protocol,
         prompts: Vec<Prompt>,
         max_new: usize,
         adapter: Option<LoraRef>,
     ) -> Result<Job, ApiError> {
         let info = server.model.handle.info();
-        let param = if shape == ResponseShape::Chat { "messages" } else { "prompt" };
+        let param = protocol.prompt_field();
         let (wanted, capacity) = (prompts.len() * generation.n, info.slots + info.queue);
         if wanted > capacity {
             let why = format!("{wanted} answers were asked for, and this server has room for {capacity}");
@@ -86,10 +81,16 @@ impl Job {
         let compiled =
             generation.structure.as_ref().map(|structure| structure.compiled(server)).transpose()?;
         let space_first = compiled.as_ref().is_some_and(|compiled| compiled.space_first());
-        let constraint = compiled.map(|compiled| {
-            let reasoning = generation.parts.as_ref().and_then(|parts| parts.before.clone());
-            constraint(compiled.matcher(), reasoning, (&info.tokenizer, info.vocab))
-        });
+        let mut reasoning = generation.parts.as_ref().and_then(|parts| parts.before.clone());
+        if let Some(structure) = generation.structure.as_ref().filter(|s| s.covers_reasoning) {
+            if reasoning.as_ref().is_some_and(|reasoning| reasoning.limit.is_some()) {
+                let why = "calls of this model are constrained together with its reasoning, which has no limit then";
+                return Err(ApiError::field(&*structure.path, format!("{}: {why}", structure.path)));
+            }
+            reasoning = None;
+        }
+        let matcher = compiled.map(|compiled| compiled.matcher());
+        let constraint = constraint(matcher, reasoning, (&info.tokenizer, info.vocab));
         let wants_tokens = generation.logprobs.is_some();
         let (mut choices, scope) = (Vec::new(), generation.cache_scope(adapter));
         for prompt in prompts {
@@ -122,7 +123,29 @@ impl Job {
                 record: record.clone(),
             }));
         }
-        Ok(Job { shape, generation, choices, space_first })
+        Ok(Job { protocol, generation, choices, space_first })
+    }
+}
+
+impl Job {
+    /// A chat's job: its template makes it text, the tokenizer makes that tokens.
+    pub(crate) fn chat(
+        server: &Server,
+        messages: &Messages,
+        mut generation: Generation,
+        protocol: Protocol,
+        caller: Caller,
+    ) -> Result<Job, ApiError> {
+        let info = server.model.handle.info();
+        let adapter = generation.select_adapter(&server.model.handle)?;
+        let ids = messages.tokens(server)?;
+        let room = info.context.saturating_sub(ids.len());
+        let max_new = generation.max_new_tokens(server.model.max_tokens, room);
+        generation.separate_cache(caller);
+        generation.parts = messages.output_parts(&server.model, &ids)?;
+        generation.structure = messages.structure(&server.model, generation.structure.take())?;
+        let prompt = Prompt { ids, echo: None, is_text: true };
+        Job::new(server, generation, protocol, vec![prompt], max_new, adapter)
     }
 }
 
@@ -143,12 +166,12 @@ fn with_earlier_answers(
 
 /// Submits a job and answers it. Dropping the future aborts it.
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
-    let (begun, Job { shape, generation, choices: mut requests, space_first }) = (Instant::now(), job);
+    let (begun, Job { protocol, generation, choices: mut requests, space_first }) = (Instant::now(), job);
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
     let (handle, notes) = (&server.model.handle, Notes::current());
     let first = requests.first().map(|choice| &choice.request);
     let (max_new, adapter) = first.map_or((0, None), |request| (request.max_new, request.adapter));
-    let id = format!("{}{}", shape.prefix(), notes.answer_id());
+    let id = protocol.answer_id(&notes.answer_id());
     let adapters = handle.loras();
     notes.note(|noted| {
         noted.completion = Some(id.clone());
@@ -157,10 +180,12 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
             adapter.and_then(|lora| Some(adapters.iter().find(|a| a.lora.id == lora.id)?.name.clone()));
     });
     let ctx = RequestContext::current();
-    let memory = AnswerMemory::of(&requests);
+    let prompt_tokens = requests.iter().step_by(generation.n).map(|choice| choice.request.prompt.len()).sum();
+    let mut alone: Vec<&mut Request> = requests.iter_mut().map(|choice| &mut choice.request).collect();
+    let memory = AnswerMemory::of(&alone);
     if let Some(ctx) = &ctx {
         ctx.claim.settle(memory.bytes());
-        memory.for_logprobs(&generation, &mut requests, server, ctx).await?;
+        memory.for_logprobs(&generation, &mut alone, server, ctx).await?;
     }
     let mut followed = Vec::new();
     let client = ctx.as_ref().map_or_else(ClientId::default, |ctx| ctx.client);
@@ -179,28 +204,28 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
     server.metrics.taken(choices, max_new);
     let mut answers = Answers::new(server, followed, wants_tokens, begun);
     let names = &handle.info().names;
-    let envelope = Envelope {
-        shape,
+    let writer = protocol.writer(Answer {
         id,
         created: crate::clock::unix_time(),
         model: generation.model.or_else(|| names.first().cloned()).unwrap_or_default(),
+        choices,
+        prompt_tokens,
         wants_tokens,
         include_usage: generation.include_usage,
-    };
+    });
+    let text_claim = TextClaim::new(ctx.filter(|_| generation.stream || !wants_tokens), memory.bytes());
     if generation.stream {
         // What fails at once can still have an HTTP status of its own.
         answers.wait(KEEP_ALIVE).await?;
-        return Ok(stream(answers, envelope, choices));
+        return Ok(stream(answers, writer, text_claim));
     }
-    let text_claim =
-        TextClaim { ctx: ctx.filter(|_| !wants_tokens), base: memory.bytes(), text: 0, claimed: 0 };
-    collect(answers, &envelope, choices, text_claim).await
+    collect(answers, writer, choices, text_claim).await
 }
 
 /// Waits for the whole of an answer that is not streamed.
 async fn collect(
     mut answers: Answers,
-    envelope: &Envelope,
+    mut writer: Box<dyn AnswerWriter>,
     choices: usize,
     mut text_claim: TextClaim,
 ) -> Result<Response, ApiError> {
@@ -208,86 +233,14 @@ async fn collect(
     while let Some(update) = answers.next().await {
         let update = update?;
         let choice = &mut choices[update.index];
-        let AnswerPart { reasoning, text, calls, tokens } = update.part.unwrap_or_default();
+        let part = update.part.unwrap_or_default();
+        text_claim.add(part.text_bytes());
+        let AnswerPart { reasoning, text, calls, tokens } = part;
         choice.part.reasoning += &reasoning;
         choice.part.text += &text;
-        let arguments: usize = calls.iter().map(|call| call.arguments.len()).sum();
-        text_claim.add(reasoning.len() + text.len() + arguments);
         choice.part.calls.extend(calls);
         choice.part.tokens.extend(tokens);
-        choice.finish = update.end.unwrap_or(choice.finish);
+        choice.end = update.end.unwrap_or_default();
     }
-    Ok(json(StatusCode::OK, envelope.complete(&choices, answers.totals())))
-}
-
-/// Memory of a job's requests.
-struct AnswerMemory {
-    requests: usize,
-    prompts: usize,
-}
-
-impl AnswerMemory {
-    fn of(requests: &[ChoiceRequest]) -> AnswerMemory {
-        let prompts = requests.iter().map(|choice| choice.request.prompt.len()).sum();
-        AnswerMemory { requests: requests.len(), prompts }
-    }
-
-    /// Bytes of the requests and their prompts. The engine has copies.
-    fn bytes(&self) -> usize {
-        self.requests * 2 * size_of::<Request>() + self.prompts * 3 * size_of::<u32>()
-    }
-
-    /// Claims memory for the log-probabilities of an answer that is not streamed, which take far more than its text. If
-    /// that is too much the request is refused, or its answer is shortened where the request sets no `max_tokens`.
-    async fn for_logprobs(
-        &self,
-        generation: &Generation,
-        requests: &mut [ChoiceRequest],
-        server: &Server,
-        ctx: &RequestContext,
-    ) -> Result<(), ApiError> {
-        let Some(top) = generation.logprobs.filter(|_| !generation.stream) else { return Ok(()) };
-        let bytes_per_token = TOKEN + (top + 1) * LIKELY_TOKEN;
-        let room = (server.budget.capacity() / SHARE / bytes_per_token).saturating_sub(self.scored(requests));
-        let wanted: usize = requests.iter().map(|choice| choice.request.max_new).sum();
-        if wanted > room {
-            let one = room / requests.len().max(1);
-            if generation.max_tokens.is_some() || one == 0 {
-                let why = format!(
-                    "an answer of {wanted} tokens, each with the log-probabilities of {top} more, takes too much memory as a \
-                     whole; there is room for {room}: ask for fewer tokens, n or top_logprobs, or for a stream"
-                );
-                return Err(ApiError::field("max_tokens", why).code("request_too_large"));
-            }
-            requests.iter_mut().for_each(|ChoiceRequest { request, .. }| {
-                request.max_new = request.max_new.min(one);
-            });
-        }
-        ctx.claim.grow((wanted.min(room) + self.scored(requests)) * bytes_per_token).await
-    }
-
-    /// Number of prompt tokens that are echoed with log-probabilities.
-    fn scored(&self, requests: &[ChoiceRequest]) -> usize {
-        let requests = requests.iter().map(|choice| &choice.request);
-        requests.filter(|request| request.score_prompt).map(|request| request.prompt.len()).sum()
-    }
-}
-
-/// Accounts the text of an answer that is collected.
-struct TextClaim {
-    ctx: Option<Arc<RequestContext>>,
-    base: usize,
-    text: usize,
-    claimed: usize,
-}
-
-impl TextClaim {
-    fn add(&mut self, bytes: usize) {
-        self.text += bytes;
-        if let Some(ctx) = self.ctx.as_ref().filter(|_| self.text >= self.claimed + STEP) {
-            self.claimed = self.text;
-            // A growing `String` takes up to twice its length, and so does its JSON.
-            ctx.claim.settle(self.base + 4 * self.text);
-        }
-    }
+    Ok(json(StatusCode::OK, writer.complete(choices, answers.totals())))
 }

@@ -1,4 +1,4 @@
-//! [`Events`]: an answer as server-sent events.
+//! [`Events`]: an answer as a stream of events.
 //!
 //! The connection polls for more once it has sent what it had, so a slow client makes nothing pile up here; the
 //! engine's events wait in the request's own channel, which the length of the answer bounds.
@@ -16,69 +16,52 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::errors::ApiError;
 use crate::generation::answers::Answers;
+use crate::generation::memory::TextClaim;
 use crate::generation::outputs::ChoiceEvent;
-use crate::generation::wire::Envelope;
+use crate::generation::writer::AnswerWriter;
 
 /// After this much silence a comment is sent as keep-alive, so that no proxy takes the connection for dead.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Target size of one body frame.
 const PIECE: usize = 16 << 10;
 
-/// Body of an SSE response.
+/// Body of a stream.
 struct Events {
     answers: Answers,
-    envelope: Envelope,
+    writer: Box<dyn AnswerWriter>,
+    /// Accounts the text that the writer keeps.
+    text_claim: TextClaim,
     buffer: String,
     keep_alive: Pin<Box<Sleep>>,
     ended: bool,
 }
 
 /// Streams an answer.
-pub(crate) fn stream(answers: Answers, envelope: Envelope, choices: usize) -> Response {
-    let mut events = Events {
-        answers,
-        envelope,
-        buffer: String::new(),
-        keep_alive: Box::pin(sleep(KEEP_ALIVE)),
-        ended: false,
-    };
-    for index in 0..choices {
-        let begin = events.envelope.begin(index);
-        events.push_data(begin);
-    }
-    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+pub(crate) fn stream(answers: Answers, mut writer: Box<dyn AnswerWriter>, text_claim: TextClaim) -> Response {
+    let (mut buffer, kind) = (String::new(), writer.stream_type());
+    writer.begin(&mut buffer);
+    let keep_alive = Box::pin(sleep(KEEP_ALIVE));
+    let events = Events { answers, writer, text_claim, buffer, keep_alive, ended: false };
+    let headers = [(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache")];
     (StatusCode::OK, headers, [("x-accel-buffering", "no")], Body::new(events)).into_response()
 }
 
 impl Events {
-    fn push_data(&mut self, data: impl IntoIterator<Item = String>) {
-        for data in data {
-            self.buffer += "data: ";
-            self.buffer += &data;
-            self.buffer += "\n\n";
-        }
-    }
-
     fn write(&mut self, update: Option<Result<ChoiceEvent, ApiError>>) {
         match update {
-            Some(Ok(ChoiceEvent { index, part, end, progress })) => {
-                let progress = progress.map(|progress| self.envelope.progress(index, &progress));
-                self.push_data(progress);
-                let part = part.map(|part| self.envelope.part(index, &part));
-                self.push_data(part);
-                let last = self.answers.ended() && !self.envelope.include_usage;
-                let totals = last.then(|| self.answers.totals());
-                let end = end.map(|end| self.envelope.end(index, end, totals));
-                self.push_data(end);
+            Some(Ok(event)) => {
+                if let Some(part) = event.part.as_ref().filter(|_| self.writer.keeps_text()) {
+                    self.text_claim.add(part.text_bytes());
+                }
+                let totals = self.answers.ended().then(|| self.answers.totals());
+                self.writer.update(event, totals, &mut self.buffer);
             }
             Some(Err(error)) => {
-                self.push_data([error.json()]);
+                self.writer.fail(&error, &mut self.buffer);
                 self.ended = true;
             }
             None => {
-                let usage = self.envelope.usage(self.answers.totals());
-                self.push_data(usage);
-                self.push_data(["[DONE]".to_owned()]);
+                self.writer.finish(self.answers.totals(), &mut self.buffer);
                 self.ended = true;
             }
         }
@@ -100,8 +83,12 @@ impl hyper::body::Body for Events {
                 Poll::Pending => break,
             }
         }
-        if this.buffer.is_empty() && !this.ended && this.keep_alive.as_mut().poll(cx).is_ready() {
-            this.buffer += ": keep-alive\n\n";
+        if this.buffer.is_empty()
+            && !this.ended
+            && let Some(comment) = this.writer.keep_alive()
+            && this.keep_alive.as_mut().poll(cx).is_ready()
+        {
+            this.buffer += comment;
         }
         if !this.buffer.is_empty() {
             this.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);

@@ -20,14 +20,21 @@ pub(crate) struct Structure {
     pub(crate) path: String,
     /// Places in the grammar, and the paths of the fields that they come from.
     pub(crate) parts: Vec<(String, String)>,
+    /// True if the grammar has the reasoning in front of the answer, too.
+    pub(crate) covers_reasoning: bool,
 }
 
 impl Structure {
+    /// A structure that is one field's.
+    pub(crate) fn new(grammar: Grammar, path: String) -> Structure {
+        Structure { grammar, path, parts: Vec::new(), covers_reasoning: false }
+    }
+
     /// Takes the fields that ask for a structure: at most one of them.
     pub(crate) fn take(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
         let mut found = Vec::new();
         let mut add = |path: String, grammar: Option<Grammar>| {
-            found.extend(grammar.map(|grammar| Structure { grammar, path, parts: Vec::new() }));
+            found.extend(grammar.map(|grammar| Structure::new(grammar, path)));
         };
         let path = fields.path("response_format");
         add(
@@ -80,6 +87,41 @@ impl Structure {
             return Err(ApiError::field(second.path.clone(), why));
         }
         Ok(first)
+    }
+
+    /// Takes `format` of the Responses API's `text`, in which a schema stands beside its type.
+    pub(crate) fn take_text_format(text: &mut Fields) -> Result<Option<Structure>, ApiError> {
+        let path = text.path("format");
+        let Some(format) = text.take("format") else { return Ok(None) };
+        let mut fields = Fields::within(path.clone(), format)?;
+        let kind = fields.text("type")?.unwrap_or_default();
+        let grammar = match kind.as_str() {
+            "text" => None,
+            "json_object" => Some(Grammar::JsonObject),
+            "json_schema" => {
+                let grammar = json_schema(fields)?;
+                return Ok(Some(Structure::new(grammar, path)));
+            }
+            other => {
+                let path = fields.path("type");
+                let why =
+                    format!("{path} should be text, json_object or json_schema, and is {}", quoted(other));
+                return Err(ApiError::field(path, why));
+            }
+        };
+        fields.finish()?;
+        Ok(grammar.map(|grammar| Structure::new(grammar, path)))
+    }
+
+    /// JSON objects, from the field at a path.
+    pub(crate) fn json_object(path: String) -> Structure {
+        Structure::new(Grammar::JsonObject, path)
+    }
+
+    /// A schema that all answers must satisfy, from the field at a path.
+    pub(crate) fn json_schema(path: String, schema: Value) -> Result<Structure, ApiError> {
+        let grammar = Grammar::JsonSchema { schema: schema_of(path.clone(), schema)?, best_effort: false };
+        Ok(Structure::new(grammar, path))
     }
 
     /// Why it cannot be honoured.

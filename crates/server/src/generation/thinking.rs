@@ -1,18 +1,22 @@
 //! [`Thinking`]: a request's reasoning options; [`OutputParts`]: how a generated text is divided.
 
 use serde_json::{Map, Value};
-use tallow_text::output::OutputParser;
+use tallow_text::output::{OutputFormat, OutputParser};
 use tallow_text::reasoning::{Controls, Effort};
 use tallow_text::template::ChatTemplate;
+use tallow_text::tokenizer::Tokenizer;
 
 use crate::errors::{ApiError, quoted};
-use crate::parse::fields::{Fields, wrong};
+use crate::generation::constraint::{ReasoningLimit, ReasoningPart};
+use crate::parse::fields::{Fields, MAX_TOKENS, wrong};
 
 /// Reasoning options of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Thinking {
     /// The reasoning effort, and the field that sets it.
     level: Option<(String, Level)>,
+    /// The most tokens of reasoning, and the field that sets it.
+    budget: Option<(String, usize)>,
     pub(crate) output: ReasoningOutput,
 }
 
@@ -38,9 +42,8 @@ pub(crate) enum ReasoningOutput {
 #[derive(Clone, Debug)]
 pub(crate) struct OutputParts {
     pub(crate) parser: OutputParser,
-    /// Tells the answer from what comes before it, and the token that opens that, if one token does; `None` for models that do
-    /// not mark reasoning.
-    pub(crate) before: Option<(OutputParser, Option<u32>)>,
+    /// The reasoning in front of an answer; `None` for models that do not mark it.
+    pub(crate) before: Option<ReasoningPart>,
     /// Special tokens among the markers, which must be decoded to text.
     pub(crate) markers: Vec<u32>,
     /// True if reasoning is counted.
@@ -81,8 +84,48 @@ impl Thinking {
             }
         }
         thinking.of_objects(fields)?;
+        // Their names in other servers' APIs.
+        for name in ["thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget"]
+        {
+            thinking.take_budget(fields, name)?;
+        }
         thinking.format(fields)?;
         Ok(thinking)
+    }
+
+    /// Takes a limit of the reasoning; -1 is none.
+    fn take_budget(&mut self, fields: &mut Fields, name: &str) -> Result<(), ApiError> {
+        let path = fields.path(name);
+        let Some(tokens) = fields.integer(name, -1..=MAX_TOKENS)?.and_then(|n| usize::try_from(n).ok())
+        else {
+            return Ok(());
+        };
+        match &self.budget {
+            Some((other, previous)) if *previous != tokens => {
+                let why = format!("{other} and {path} contradict each other; give one of them");
+                Err(ApiError::field(path, why))
+            }
+            _ => {
+                self.budget = Some((path, tokens));
+                Ok(())
+            }
+        }
+    }
+
+    /// The limit of the reasoning, if the request sets one.
+    pub(crate) fn limit(
+        &self,
+        format: OutputFormat,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<ReasoningLimit>, ApiError> {
+        let Some((field, tokens)) = &self.budget else { return Ok(None) };
+        let closing = format.closing_tokens(tokenizer);
+        if closing.is_empty() {
+            let why =
+                format!("{field} cannot be honoured: the model does not mark its reasoning; leave it out");
+            return Err(ApiError::field(field.as_str(), why).code("unsupported_value"));
+        }
+        Ok(Some(ReasoningLimit { tokens: *tokens, closing }))
     }
 
     fn of_objects(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
@@ -99,7 +142,9 @@ impl Thinking {
                 }
             };
             self.set_level("thinking.type".into(), switched(on))?;
-            within.only("budget_tokens", |_| false, BUDGET)?;
+            self.take_budget(&mut within, "budget_tokens")?;
+            // Summaries and signatures are of models whose reasoning is secret.
+            within.only("display", Value::is_string, "leave it out")?;
             within.only("clear_thinking", |_| false, "give it as a member of chat_template_kwargs")?;
             within.finish()?;
         }
@@ -114,8 +159,10 @@ impl Thinking {
             if within.flag("exclude")? == Some(true) {
                 self.output = ReasoningOutput::Hidden;
             }
-            within.only("max_tokens", |_| false, BUDGET)?;
-            within.only("summary", |v| *v == "auto", "reasoning is given as it is; leave it out")?;
+            self.take_budget(&mut within, "max_tokens")?;
+            for name in ["summary", "generate_summary"] {
+                within.only(name, Value::is_string, "it should be auto: reasoning is given as it is")?;
+            }
             within.finish()?;
         }
         Ok(())
@@ -195,8 +242,6 @@ impl Thinking {
         Ok(values)
     }
 }
-
-const BUDGET: &str = "reasoning has no limit of its own: set max_tokens, or reasoning_effort";
 
 fn switched(on: bool) -> Level {
     if on { Level::On } else { Level::Effort(Effort::None) }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use tallow_constraint::{Callable, Grammar, Tagged};
+use tallow_constraint::{Beside, Callable, Calls, Grammar};
 use tallow_text::output::{Tools, Writing};
 use tallow_text::template::{Chat, ChatTemplate, Ending, Now};
 
@@ -26,12 +26,12 @@ pub(crate) struct ToolUse {
     /// Their names and parameters.
     pub(crate) known: Arc<Tools>,
     /// The calls of an answer, if there are tools.
-    pub(crate) calls: Option<Calls>,
+    pub(crate) calls: Option<CallRules>,
 }
 
-/// The calls of an answer.
+/// Which calls an answer may have.
 #[derive(Clone, Debug)]
-pub(crate) struct Calls {
+pub(crate) struct CallRules {
     /// The field that says how tools are used.
     field: &'static str,
     /// The tools that may be called.
@@ -44,7 +44,7 @@ pub(crate) struct Calls {
 
 /// A tool of a request.
 #[derive(Clone, Debug)]
-struct Tool {
+pub(crate) struct Tool {
     /// The tool as templates get it.
     told: Value,
     callable: Callable,
@@ -54,7 +54,7 @@ struct Tool {
     strict: Option<String>,
 }
 
-impl Calls {
+impl CallRules {
     /// The structure of an answer with these calls, as a model writes them. `wanted` is the structure of an answer without.
     pub(crate) fn structure(
         &self,
@@ -75,33 +75,24 @@ impl Calls {
             return Err(ApiError::field(path, why).code("unsupported_value"));
         };
         let callable: Vec<Callable> = self.tools.iter().map(|tool| tool.callable.clone()).collect();
-        let other = wanted.as_ref().map(|wanted| ("/tags/1/grammar".to_owned(), wanted.path.clone()));
-        let grammar = match wanted {
+        let (beside, other) = match wanted {
             // An answer of another kind is no calls.
-            _ if self.must => Grammar::calls(writing, &callable, self.is_single),
-            None => Grammar::text_with_calls(writing, &callable, self.is_single),
-            Some(wanted) => {
-                Grammar::calls(writing, &callable, self.is_single).map(|calls| calls.or(wanted.grammar))
-            }
+            _ if self.must => (Beside::Nothing, None),
+            None => (Beside::Text, None),
+            Some(wanted) => (Beside::Instead(wanted.grammar), Some(wanted.path)),
         };
-        let of_list = |place: &str| {
-            let place = |(i, tool): (usize, &Tool)| (format!("{place}/{i}"), tool.path.clone());
-            self.tools.iter().enumerate().map(place).chain(other.clone()).collect()
+        let place = |list: &str| {
+            let place = |(i, tool): (usize, &Tool)| (format!("{list}/{i}"), tool.path.clone());
+            self.tools.iter().enumerate().map(place).collect::<Vec<_>>()
         };
-        match grammar {
-            Ok(grammar) => {
-                let parts = match &grammar {
-                    Grammar::Tagged(Tagged { tags, .. }) if matches!(tags[0].grammar, Grammar::List(_)) => {
-                        of_list("/tags/0/grammar/items")
-                    }
-                    Grammar::Tagged(_) => of_list("/tags"),
-                    _ => of_list("/items"),
-                };
-                Ok(Some(Structure { grammar, path, parts }))
+        match Grammar::calls(writing, &callable, self.is_single, beside) {
+            Ok(Calls { grammar, tools, instead, covers_reasoning }) => {
+                let parts = place(tools).into_iter().chain(instead.zip(other)).collect();
+                Ok(Some(Structure { grammar, path, parts, covers_reasoning }))
             }
             Err(refused) => {
-                let parts = of_list("/items");
-                Err(Structure { grammar: Grammar::Text, path, parts }.refused(&refused))
+                Err(Structure { parts: place("/items"), ..Structure::new(Grammar::Text, path) }
+                    .refused(&refused))
             }
         }
     }
@@ -125,10 +116,6 @@ impl ToolUse {
             }
             (tools, functions) => [tools, functions].into_iter().flatten().flatten().collect::<Vec<_>>(),
         };
-        if tools.len() > MAX_TOOLS {
-            let why = format!("tools should have at most {MAX_TOOLS}, and has {}", tools.len());
-            return Err(ApiError::field("tools", why));
-        }
         // Where calls are not forced it is the model's to say how many there are.
         let is_single = fields.flag("parallel_tool_calls")? == Some(false);
         let mut chosen = ("tool_choice", Choice::Auto);
@@ -137,7 +124,20 @@ impl ToolUse {
                 chosen = (name, choice(name, value)?);
             }
         }
-        let (chooser, choice) = chosen;
+        ToolUse::new(tools, field, chosen, is_single)
+    }
+
+    /// The use of tools, by the name of the field that has them. `chosen`: the field that says how they are used, and what it says.
+    pub(crate) fn new(
+        tools: Vec<Tool>,
+        field: &'static str,
+        (chooser, choice): (&'static str, Choice),
+        is_single: bool,
+    ) -> Result<ToolUse, ApiError> {
+        if tools.len() > MAX_TOOLS {
+            let why = format!("{field} should have at most {MAX_TOOLS}, and has {}", tools.len());
+            return Err(ApiError::field(field, why));
+        }
         if tools.is_empty() && !matches!(choice, Choice::Auto | Choice::None) {
             return Err(ApiError::field(
                 chooser,
@@ -149,27 +149,31 @@ impl ToolUse {
         }
         let offered = tools.iter().map(|tool| tool.told.clone()).collect();
         let calls = match choice {
-            Choice::Auto | Choice::None => Calls { field: chooser, tools, is_single, must: false },
-            Choice::Required => Calls { field: chooser, tools, is_single, must: true },
+            Choice::Auto | Choice::None => CallRules { field: chooser, tools, is_single, must: false },
+            Choice::Required => CallRules { field: chooser, tools, is_single, must: true },
             Choice::Named(path, name) => {
                 let Some(tool) = tools.into_iter().find(|tool| tool.callable.name == name) else {
                     let why = format!("{path} is {}, and no tool has this name", quoted(&name));
                     return Err(ApiError::field(path, why));
                 };
-                Calls { field: chooser, tools: vec![tool], is_single: true, must: true }
+                CallRules { field: chooser, tools: vec![tool], is_single: true, must: true }
             }
         };
-        let known = Tools::from_json(&offered).map_err(|e| ApiError::field("tools", e.to_string()))?;
+        let known = Tools::from_json(&offered).map_err(|e| ApiError::field(field, e.to_string()))?;
         Ok(ToolUse { offered: Some(offered), field, known: Arc::new(known), calls: Some(calls) })
     }
 }
 
-/// `tool_choice`.
-enum Choice {
+/// How tools are used.
+#[derive(Clone, Debug)]
+pub(crate) enum Choice {
+    /// The model chooses.
     Auto,
+    /// Not at all.
     None,
+    /// At least one is called.
     Required,
-    /// A tool, by the path of its name.
+    /// This one is called: the path of its name, and the name.
     Named(String, String),
 }
 
@@ -226,35 +230,69 @@ fn tool(path: String, value: Value) -> Result<Tool, ApiError> {
 /// A function's name, description and parameters.
 fn function(path: String, value: Value) -> Result<Tool, ApiError> {
     let mut fields = Fields::within(path, value)?;
-    let path = fields.path("name");
-    let name = fields.short_text("name", MAX_NAME)?;
-    let name = name.filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| ApiError::field(path.clone(), format!("{path} is missing")))?;
-    let mut function = Map::from_iter([("name".to_owned(), name.clone().into())]);
-    let description = fields.text("description")?;
-    function.extend(description.map(|text| ("description".to_owned(), text.into())));
-    let place = fields.path("parameters");
-    let mut parameters = json!({"additionalProperties": false});
-    match fields.take("parameters") {
-        None => {}
-        Some(given @ Value::Object(_)) => {
-            parameters = given.clone();
-            function.insert("parameters".to_owned(), given);
-        }
-        Some(other) => return Err(wrong(place, "an object", &other)),
-    }
-    // Arguments are an object, whatever else the schema says.
-    parameters["type"] = "object".into();
-    let path = Some(fields.path("strict"));
-    let strict = fields.flag("strict")?;
+    let tool = Tool::take(&mut fields, "parameters")?;
     fields.finish()?;
-    let callable = Callable { name, parameters, best_effort: strict == Some(false) };
-    Ok(Tool {
-        told: wrapped(Value::Object(function)),
-        callable,
-        path: place,
-        strict: path.filter(|_| strict == Some(true)),
-    })
+    Ok(tool)
+}
+
+impl Tool {
+    /// Takes a tool's fields; `schema` has the JSON Schema of its parameters.
+    pub(crate) fn take(fields: &mut Fields, schema: &str) -> Result<Tool, ApiError> {
+        let path = fields.path("name");
+        let name = fields.short_text("name", MAX_NAME)?;
+        let name = name.filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| ApiError::field(path.clone(), format!("{path} is missing")))?;
+        let mut function = Map::from_iter([("name".to_owned(), name.clone().into())]);
+        let description = fields.text("description")?;
+        function.extend(description.map(|text| ("description".to_owned(), text.into())));
+        let place = fields.path(schema);
+        let mut parameters = json!({"additionalProperties": false});
+        match fields.take(schema) {
+            None => {}
+            Some(given @ Value::Object(_)) => {
+                parameters = given.clone();
+                function.insert("parameters".to_owned(), given);
+            }
+            Some(other) => return Err(wrong(place, "an object", &other)),
+        }
+        // Arguments are an object, whatever else the schema says.
+        parameters["type"] = "object".into();
+        if names_all(&parameters) {
+            parameters["additionalProperties"] = false.into();
+        }
+        let path = Some(fields.path("strict"));
+        let strict = fields.flag("strict")?;
+        let callable = Callable { name, parameters, best_effort: strict == Some(false) };
+        Ok(Tool {
+            told: wrapped(Value::Object(function)),
+            callable,
+            path: place,
+            strict: path.filter(|_| strict == Some(true)),
+        })
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.callable.name
+    }
+}
+
+/// True if a tool names its parameters and says nothing of others: a function takes none that it does not name.
+fn names_all(parameters: &Value) -> bool {
+    const OF_OTHERS: [&str; 10] = [
+        "additionalProperties",
+        "unevaluatedProperties",
+        "patternProperties",
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "if",
+    ];
+    parameters.get("properties").is_some_and(Value::is_object)
+        && OF_OTHERS.iter().all(|keyword| parameters.get(keyword).is_none())
 }
 
 /// The calls of an earlier answer: each a function's name and its arguments, a JSON object as text.
@@ -291,17 +329,28 @@ fn called(path: String, value: Value) -> Result<Value, ApiError> {
     let arguments = match fields.take("arguments") {
         None => json!({}),
         Some(arguments @ Value::Object(_)) => arguments,
-        Some(value) => {
-            let written = text(path.clone(), value)?;
-            match written.trim() {
-                "" => json!({}),
-                // A call that was cut off stays as it is.
-                trimmed => serde_json::from_str(trimmed).unwrap_or(Value::String(written)),
-            }
-        }
+        Some(value) => arguments_of(text(path.clone(), value)?),
     };
     fields.finish()?;
     Ok(json!({"name": name, "arguments": arguments}))
+}
+
+/// The arguments of an earlier call from their text.
+pub(crate) fn arguments_of(text: String) -> Value {
+    match text.trim() {
+        "" => json!({}),
+        // A call that was cut off stays as it is.
+        trimmed => serde_json::from_str(trimmed).unwrap_or(Value::String(text)),
+    }
+}
+
+/// An earlier call, as templates get it.
+pub(crate) fn call(id: Option<&str>, name: &str, arguments: Value) -> Value {
+    let mut call = wrapped(json!({"name": name, "arguments": arguments}));
+    if let (Value::Object(members), Some(id)) = (&mut call, id) {
+        members.insert("id".into(), id.into());
+    }
+    call
 }
 
 /// Messages with the arguments of calls as a template expects them: as an object, or as its JSON text.

@@ -107,7 +107,7 @@ fn a_refusal_is_logged_with_its_reason() {
         "temperature should be from 0 to 10, and is 99",
     );
     // Clients of another API are visible by the paths they ask for.
-    refused("refused-3", ask("GET", "/api/tags"), 404, "there is nothing at \"/api/tags\"");
+    refused("refused-3", ask("GET", "/slots"), 404, "there is nothing at \"/slots\"");
     refused("refused-4", ask("GET", "/props").with("host", "evil.example"), 403, "evil.example");
     refused("refused-5", ask("PUT", "/health"), 405, "does not take PUT");
     let (message, long) = ("a\u{1b}[2J\nforged", "y".repeat(10_000));

@@ -164,13 +164,8 @@ fn routes_of_other_servers_say_which_to_use() {
     let server = start_server(&hello());
     let mut all = String::new();
     for path in [
-        "/api/chat",
-        "/api/generate",
-        "/api/tags",
         "/completion",
         "/props",
-        "/v1/messages",
-        "/v1/responses",
         "/chat/completions",
         "/v1/v1/models",
         "/embedding",
@@ -183,18 +178,15 @@ fn routes_of_other_servers_say_which_to_use() {
             let reply = ask(method, path).with("content-type", "application/json").body("{}").get(&server);
             assert_eq!(reply.status, 404, "{method} {path}");
             if method == "POST" {
-                writeln!(all, "{}", reply.error().0).unwrap();
+                let error = reply.json()["error"].clone();
+                let message = error.as_str().or(error["message"].as_str());
+                writeln!(all, "{}", message.unwrap()).unwrap();
             }
         }
     }
     insta::assert_snapshot!(all, @r#"
-    there is nothing at "/api/chat": chats are answered at POST /v1/chat/completions, in the form of OpenAI's API
-    there is nothing at "/api/generate": texts are continued at POST /v1/completions, in the form of OpenAI's API
-    there is nothing at "/api/tags": models are listed at GET /v1/models, and GET /metrics says how busy the server is
     there is nothing at "/completion": texts are continued at POST /v1/completions, in the form of OpenAI's API
     there is nothing at "/props": models are listed at GET /v1/models, and GET /metrics says how busy the server is
-    there is nothing at "/v1/messages": chats are answered at POST /v1/chat/completions, in the form of OpenAI's API
-    there is nothing at "/v1/responses": chats are answered at POST /v1/chat/completions, in the form of OpenAI's API
     there is nothing at "/chat/completions": it is POST /v1/chat/completions: the client's base URL should end in /v1
     there is nothing at "/v1/v1/models": /v1 is there twice: the base URL of the client should end in one
     there is nothing at "/embedding": embeddings are computed at POST /v1/embeddings, by servers of an embedding model

@@ -206,7 +206,7 @@ fn item_36_origins() {
         (204, Some(friend)),
         "no key is needed to ask"
     );
-    assert_eq!(reply.header("access-control-allow-methods"), Some("GET, POST"));
+    assert_eq!(reply.header("access-control-allow-methods"), Some("GET, POST, DELETE"));
     assert_eq!(
         reply.header("access-control-allow-headers"),
         Some("authorization,content-type,x-stainless-os"),

@@ -137,7 +137,10 @@ fn pages_may_use_the_methods_that_there_are() {
     let server = start_server(&hello());
     let request = ask("OPTIONS", "/v1/models").with("origin", "http://localhost:3000");
     let reply = request.with("access-control-request-method", "GET").get(&server);
-    assert_eq!((reply.status, reply.header("access-control-allow-methods")), (204, Some("GET, POST")));
+    assert_eq!(
+        (reply.status, reply.header("access-control-allow-methods")),
+        (204, Some("GET, POST, DELETE"))
+    );
 }
 
 #[test]

@@ -93,7 +93,12 @@ fn while_the_model_is_loaded_clients_are_told_so() {
     // A client that is connected by then and sends nothing delays nobody.
     let silent = connect(&server);
     let listener = runtime.block_on(loading.finish()).unwrap();
-    let served = Served { handle: sim::start(info(), script(&hello())), templates: None, max_tokens: None };
+    let served = Served {
+        handle: sim::start(info(), script(&hello())),
+        templates: None,
+        tool_format: None,
+        max_tokens: None,
+    };
     runtime.spawn(tallow_server::serve(listener, served, Settings::default(), std::future::pending()));
     assert_eq!(post(CHAT, chat(json!({"max_tokens": 3}))).get(&server).status, 200);
     drop(silent);
@@ -330,7 +335,8 @@ fn item_40_an_engine_that_is_stuck_does_not_keep_the_server() {
 async fn silence_is_filled_with_comments() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let served = tallow_server::Served { handle: stuck(), templates: None, max_tokens: None };
+    let served =
+        tallow_server::Served { handle: stuck(), templates: None, tool_format: None, max_tokens: None };
     tokio::spawn(tallow_server::serve(listener, served, Default::default(), std::future::pending()));
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     client.write_all(&post(CHAT, chat(json!({"stream": true}))).bytes()).await.unwrap();

@@ -167,7 +167,9 @@ fn what_cannot_be_honoured_is_refused_by_name() {
         (&plain, json!({"reasoning_effort": "high"}), "reasoning_effort"),
         (&plain, json!({"think": true}), "think"),
         (&switched, json!({"reasoning_effort": "extreme"}), "reasoning_effort"),
-        (&switched, json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), "thinking.budget_tokens"),
+        (&plain, json!({"thinking_budget": 9}), "thinking_budget"),
+        (&switched, json!({"thinking_budget": 9, "reasoning": {"max_tokens": 8}}), "thinking_budget"),
+        (&switched, json!({"thinking_budget": -2}), "thinking_budget"),
         (&switched, json!({"thinking": {"type": "no"}}), "thinking.type"),
         (&switched, json!({"reasoning_effort": "none", "think": true}), "think"),
         (
@@ -186,7 +188,9 @@ fn what_cannot_be_honoured_is_refused_by_name() {
     reasoning_effort cannot be honoured: this model's chat template has no variable for how much to think; leave it out
     think cannot be honoured: this model's chat template has no variable for how much to think; leave it out
     reasoning_effort should be one of none, minimal, low, medium, high, and is "extreme"
-    thinking.budget_tokens with this value is not supported: reasoning has no limit of its own: set max_tokens, or reasoning_effort
+    thinking_budget cannot be honoured: the model does not mark its reasoning; leave it out
+    reasoning.max_tokens and thinking_budget contradict each other; give one of them
+    thinking_budget should be from -1 to 2147483647, and is -2
     thinking.type should be enabled or disabled, and is "no"
     reasoning_effort and think contradict each other; give one of them
     reasoning_effort and chat_template_kwargs.enable_thinking contradict each other
@@ -206,4 +210,61 @@ fn marks_that_are_special_tokens_are_read_all_the_same() {
     let mut stream = tokenizer().stream(Shown::Text).showing(vec![END]);
     assert_eq!(stream.push(crate::common::START), None);
     assert_eq!(stream.push(END), Some("<|im_end|>"));
+}
+
+/// The answer to a body of a model that would write `answer`, where its constraint lets it: then it goes on behind what it is
+/// made to write.
+fn held(template: &str, more: Value, answer: &str) -> String {
+    let (handle, requests) = recording_engine(info());
+    let server = ServerBuilder { templates: templates(template), ..ServerBuilder::new(handle) }.start();
+    taken(&server, CHAT, &chat(more));
+    let Some(mut constraint) = requests.recv().unwrap().constraint else { return answer.to_owned() };
+    let mut written = Vec::new();
+    let mut wanted = bytes(answer).into_iter().peekable();
+    while let Some(next) = wanted.peek().copied() {
+        let allowed = constraint.allowed().unwrap();
+        let token = if allowed.contains(next) {
+            wanted.next();
+            next
+        } else {
+            let all: Vec<u32> =
+                (0..crate::common::VOCAB as u32).filter(|token| allowed.contains(*token)).collect();
+            let [only] = all[..] else { panic!("{all:?} instead of {next}") };
+            only
+        };
+        constraint.accept(token).unwrap();
+        written.push(token);
+    }
+    tokenizer().decode(&written, Shown::All)
+}
+
+#[test]
+fn thinking_is_closed_where_its_budget_ends() {
+    // One token for each byte.
+    for more in [
+        json!({"thinking_budget": 3}),
+        json!({"thinking_token_budget": 3}),
+        json!({"thinking_budget_tokens": 3}),
+        json!({"reasoning_budget": 3}),
+        json!({"reasoning": {"max_tokens": 3}}),
+        json!({"thinking": {"type": "enabled", "budget_tokens": 3}}),
+    ] {
+        assert_eq!(held(SWITCHED, more.clone(), "<think>abcdef"), "<think>abc</think>def", "{more}");
+    }
+    let budget = |tokens: i64| json!({"thinking_budget": tokens});
+    assert_eq!(held(SWITCHED, budget(11), "<think>ab</think>cdef"), "<think>ab</think>cdef");
+    assert_eq!(held(SWITCHED, budget(3), "abcdef"), "abcdef");
+    assert_eq!(held(SWITCHED, budget(3), " \n<think>abcdef"), " \n<think>abc</think>def");
+    assert_eq!(held(SWITCHED, budget(-1), "<think>abcdef"), "<think>abcdef");
+    assert_eq!(held(SWITCHED, budget(0), "<think>abc"), "<think></think>abc");
+    // The prompt has opened it.
+    assert_eq!(held(OPENED, budget(3), "abcdef"), "abc</think>def");
+    assert_eq!(held(OPENED, budget(0), "abc"), "</think>abc");
+    let analysis = "<|channel|>analysis<|message|>";
+    let to_answer = "<|end|><|start|>assistant<|channel|>final<|message|>";
+    let closed = format!("{analysis}abc{to_answer}XYZ");
+    assert_eq!(held(CHANNELS, budget(3), &format!("{analysis}abcXYZ")), closed);
+    // A structure begins behind it.
+    let more = json!({"thinking_budget": 3, "guided_choice": ["yes"]});
+    assert_eq!(held(OPENED, more, "abcyes"), "abc</think>yes");
 }

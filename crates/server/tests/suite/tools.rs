@@ -183,6 +183,8 @@ fn calls_are_forced_and_held_to_their_schemas() {
                 "Hello".into(),
                 String::new(),
                 weather("5"),
+                // The tool names its parameters.
+                weather("\"Bern\", \"more\": 1"),
                 format!("{free}{clock}"),
                 format!("{clock}\nDone."),
             ],
@@ -277,10 +279,10 @@ fn what_cannot_be_honoured_is_refused() {
     }
     let deaf = model("{% for m in messages %}{{ m.content }}{% endfor %}", "");
     all += &format!("{}\n", refused(&deaf, CHAT, &asked(json!({})), "tools"));
-    let channels = model("{{ tools }}<|channel|>analysis", "");
+    let gemma = model("{{ tools }}<|tool_call>call:f{<tool_call|>", "");
     for more in [json!({"tool_choice": "required"}), json!({"response_format": {"type": "json_object"}})] {
         let param = if more.get("tool_choice").is_some() { "tool_choice" } else { "response_format" };
-        all += &format!("{}\n", refused(&channels, CHAT, &asked(more), param));
+        all += &format!("{}\n", refused(&gemma, CHAT, &asked(more), param));
     }
     let many: Vec<Value> =
         (0..1025).map(|i| json!({"type": "function", "function": {"name": format!("f{i}")}})).collect();

@@ -28,6 +28,9 @@ pub struct ToolFormat {
 }
 
 /// A format without anything.
+pub(super) static PLAIN_FORMAT: ToolFormat = PLAIN;
+
+/// A format without anything, to be changed in parts.
 pub(super) const PLAIN: ToolFormat = ToolFormat {
     name: "",
     models: "",

@@ -22,6 +22,8 @@ pub(super) const MESSAGE: &str = "<|message|>";
 pub(super) const START: &str = "<|start|>";
 /// Ends a call.
 pub(super) const CALL: &str = "<|call|>";
+/// Ends a channel of reasoning and begins that of the answer.
+pub(super) const TO_ANSWER: &str = "<|end|><|start|>assistant<|channel|>final<|message|>";
 /// Ends of a channel's text, other than the next header.
 pub(super) const STOPS: [&str; 3] = ["<|end|>", CALL, "<|return|>"];
 /// The channel of reasoning.

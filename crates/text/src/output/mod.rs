@@ -24,12 +24,12 @@ mod writing;
 use std::sync::Arc;
 
 use crate::template::ChatTemplate;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Special, Tokenizer};
 
 pub use format::ToolFormat;
 pub use parser::OutputParser;
 pub use tools::{Tools, ToolsError};
-pub use writing::{Arguments, Each, Writing};
+pub use writing::{Arguments, Channels, Each, Writing};
 
 use marks::Marks;
 
@@ -70,6 +70,11 @@ impl OutputFormat {
     /// By a model's chat template.
     pub fn of(template: &ChatTemplate) -> OutputFormat {
         OutputFormat::with(ToolFormat::of(template), template)
+    }
+
+    /// Of a model without a chat template: text alone.
+    pub fn plain() -> OutputFormat {
+        OutputFormat { tools: &format::PLAIN_FORMAT, marks: Marks::None, writing: None }
     }
 
     /// With tool calls as a format says, and reasoning as a template says.
@@ -133,6 +138,16 @@ impl OutputFormat {
             Marks::Tags { open, .. } => tokenizer.id_of(open.split_inclusive('>').next().unwrap_or(open)),
             Marks::Channels => tokenizer.id_of(marks::CHANNEL),
         }
+    }
+
+    /// The tokens that close the model's reasoning and begin its answer; none if it does not reason.
+    pub fn closing_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let text = match self.marks {
+            Marks::None => return Vec::new(),
+            Marks::Tags { close, .. } => close,
+            Marks::Channels => marks::TO_ANSWER,
+        };
+        tokenizer.encode(text, Special::RENDERED).unwrap_or_default()
     }
 
     /// A parser for the answer to a rendered prompt, or to the text of its last tokens: some prompts open the

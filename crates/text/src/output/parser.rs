@@ -205,6 +205,11 @@ impl OutputParser {
         }
     }
 
+    /// True if nothing has come so far but whitespace, or what may become a marker.
+    pub fn is_at_start(&self) -> bool {
+        matches!(self.part, Part::Begin)
+    }
+
     /// True if what may become a tool call is held back.
     pub fn is_in_call(&self) -> bool {
         self.attempt.is_some()

@@ -22,6 +22,19 @@ pub struct Writing {
     pub(super) between: Option<&'static str>,
     /// Behind the last call.
     pub(super) close: &'static str,
+    /// The messages beside calls, where a model writes several in one answer.
+    pub(super) channels: Option<&'static Channels>,
+}
+
+/// The messages beside calls of models that write several in one answer: the text around each.
+#[derive(Debug, Clone, Copy)]
+pub struct Channels {
+    /// Around reasoning, of which there may be none.
+    pub reasoning: (&'static str, &'static str),
+    /// Around text in front of calls.
+    pub preamble: (&'static str, &'static str),
+    /// In front of an answer, which is the last message.
+    pub answer: &'static str,
 }
 
 /// The syntax of arguments.
@@ -65,6 +78,7 @@ pub(super) const OBJECT: Writing = Writing {
     after_arguments: "}",
     between: None,
     close: "",
+    channels: None,
 };
 
 /// Objects with `name` and `arguments` in a list, without its brackets.
@@ -98,6 +112,11 @@ impl Writing {
     /// The text behind the last call.
     pub fn close(&self) -> &'static str {
         self.close
+    }
+
+    /// The messages beside calls, where a model writes several in one answer: calls stand at the end.
+    pub fn channels(&self) -> Option<&'static Channels> {
+        self.channels
     }
 
     /// The texts in front of a call's arguments and behind them. `None` if a name like this cannot be written.

@@ -43,6 +43,13 @@ impl Now {
         Now::from_unix(seconds.saturating_add(offset(seconds)))
     }
 
+    /// The time in ISO 8601, as RFC 3339 has it, without a time zone: `2026-11-30T08:15:00`.
+    pub fn iso(self) -> String {
+        let (year, month, day) = self.date();
+        let (hour, minute, second) = (self.seconds / 3600, self.seconds / 60 % 60, self.seconds % 60);
+        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
+    }
+
     /// Year, month from 1, and day from 1.
     fn date(self) -> (i64, usize, i64) {
         // Years that begin in March end with the leap day; 400 of them are 146097 days.

@@ -68,10 +68,13 @@ impl ChatTemplates {
         for name in meta.texts("tokenizer.chat_templates")?.unwrap_or_default() {
             sources.extend(meta.text(&format!("{KEY}.{name}"))?.map(|source| (name.into(), source)));
         }
-        let token = |id: Option<u32>| tokenizer.token_text(id?);
-        let tokens = [("bos_token", token(tokenizer.bos())), ("eos_token", token(tokenizer.eos()))];
-        let tokens: Vec<_> = tokens.into_iter().filter_map(|(name, text)| Some((name, text?))).collect();
-        read(meta.path(), KEY, sources, &tokens)
+        read(meta.path(), KEY, sources, &tokens(tokenizer))
+    }
+
+    /// One template for all chats, from a file of its own.
+    pub fn from_source(path: &Path, source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplates> {
+        let templates = read(path, "the template", vec![(DEFAULT.into(), source)], &tokens(tokenizer))?;
+        Ok(templates.unwrap_or(ChatTemplates(Vec::new())))
     }
 
     /// The template for chats with tools, or without.
@@ -89,6 +92,13 @@ impl ChatTemplates {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(name, _)| name.as_str())
     }
+}
+
+/// The texts of a tokenizer's special tokens, by the names that templates have for them.
+fn tokens(tokenizer: &Tokenizer) -> Vec<(&'static str, &str)> {
+    let token = |id: Option<u32>| tokenizer.token_text(id?);
+    let tokens = [("bos_token", token(tokenizer.bos())), ("eos_token", token(tokenizer.eos()))];
+    tokens.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
 }
 
 fn read(

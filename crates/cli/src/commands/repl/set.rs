@@ -27,6 +27,7 @@ static SETTINGS: &[Known] = &[
     known("stop", "TEXT", "end answers at this text too; without a text at none"),
     known("think", "HOW", "let the model think: true, false, low, medium, high, default"),
     known("nothink", "", "the same as think false"),
+    known("thinking-budget", "N", "most tokens of thinking; -1 is as many as the model likes"),
     known("verbose", "", "show how fast answers come; `quiet` does not"),
     known("quiet", "", ""),
 ];
@@ -43,6 +44,7 @@ static SYNONYMS: &[(&str, &str)] = &[
     ("c", "context"),
     ("repeat-penalty", "repetition-penalty"),
     ("no-think", "nothink"),
+    ("reasoning-budget", "thinking-budget"),
 ];
 
 /// Names of all settings.
@@ -101,6 +103,14 @@ impl Repl<'_> {
             }
             "think" => self.think(&value),
             "nothink" => self.think("false"),
+            "thinking-budget" => {
+                let budget: i64 = number(name, &value, "a number of tokens")?;
+                if !self.talk.dialogue.thinks() {
+                    return Err(Failed::new("this model's chat template has no marks of thinking"));
+                }
+                self.talk.dialogue.thinking_budget = usize::try_from(budget).ok();
+                print(&format!("thinking-budget is {}\n", budget.max(-1)))
+            }
             "verbose" | "quiet" => {
                 self.verbose = name == "verbose";
                 print(if self.verbose { "speeds are shown\n" } else { "speeds are not shown\n" })
@@ -202,6 +212,9 @@ impl Repl<'_> {
         );
         if let Some(effort) = dialogue.effort() {
             text += &format!("think {}\n", if effort == Effort::None { "false" } else { self.thinking() });
+        }
+        if let Some(tokens) = dialogue.thinking_budget {
+            text += &format!("thinking-budget {tokens}\n");
         }
         if !talk.stops.is_empty() {
             text += &format!(

@@ -1,5 +1,6 @@
 //! Shared by these tests: a tiny tokenizer, a served engine, and a client that exposes every byte.
 
+pub(crate) mod agent;
 pub(crate) mod bodies;
 pub(crate) mod client;
 pub(crate) mod log;
@@ -192,7 +193,7 @@ impl ServerBuilder {
         let listener = runtime.block_on(tokio::net::TcpListener::bind(bind)).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let served = Served { handle: handle.clone(), templates, max_tokens };
+        let served = Served { handle: handle.clone(), templates, tool_format: None, max_tokens };
         let log = settings.log.clone();
         let stopped = async { drop(stopped.await) };
         let served = runtime.spawn(tallow_server::serve(listener, served, settings, stopped));

@@ -3,6 +3,10 @@
 use crate::output::format::{PLAIN, ToolFormat};
 use crate::output::marks::Marks;
 use crate::output::step::{Open, Section, Step};
+use crate::output::writing::{Channels, OBJECT, Writing};
+
+/// Between two messages.
+const NEXT: &str = "<|end|><|start|>assistant";
 
 pub(super) static FORMAT: ToolFormat = ToolFormat {
     name: "harmony",
@@ -27,6 +31,18 @@ pub(super) static FORMAT: ToolFormat = ToolFormat {
             ]),
             Step::Emit,
         ],
+    }],
+    // A call is the last message. What ends it ends the answer.
+    writings: &[Writing {
+        before_name: "<|channel|>commentary to=functions.",
+        before_arguments: " <|constrain|>json<|message|>",
+        after_arguments: "",
+        channels: Some(&Channels {
+            reasoning: ("<|channel|>analysis<|message|>", NEXT),
+            preamble: ("<|channel|>commentary<|message|>", NEXT),
+            answer: "<|channel|>final<|message|>",
+        }),
+        ..OBJECT
     }],
     prefix: "functions.",
     tokens: &["<|constrain|>"],

@@ -1,39 +1,29 @@
-//! JSON of answers, whole or in chunks.
+//! [`OpenAi`]: chat completions and completions of OpenAI's API, whole or in chunks.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::generation::outputs::{AnswerPart, Call, StreamProgress, Token, Totals};
+use crate::errors::ApiError;
+use crate::generation::outputs::{AnswerPart, Call, ChoiceEvent, End, StreamProgress, Token, Totals};
+use crate::generation::writer::{Answer, AnswerWriter, CompleteChoice, data};
 
 /// Log-probability that OpenAI's servers report for virtually impossible tokens; JSON has no infinity.
 const IMPOSSIBLE: f32 = -9999.0;
 const FINGERPRINT: &str = concat!("tallow-", env!("CARGO_PKG_VERSION"));
 
-/// The endpoint whose format is written.
+/// The endpoint whose form is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ResponseShape {
+pub(crate) enum Shape {
     Chat,
     Completion,
 }
 
-/// Fields that all chunks of an answer share.
+/// Writes chat completions or completions.
 #[derive(Debug)]
-pub(crate) struct Envelope {
-    pub(crate) shape: ResponseShape,
-    pub(crate) id: String,
-    pub(crate) created: u64,
-    pub(crate) model: String,
-    pub(crate) wants_tokens: bool,
-    /// True if a last chunk reports the usage.
-    pub(crate) include_usage: bool,
-}
-
-/// A complete choice.
-#[derive(Debug, Default)]
-pub(crate) struct CompleteChoice {
-    pub(crate) part: AnswerPart,
-    pub(crate) finish: &'static str,
+pub(crate) struct OpenAi {
+    pub(crate) shape: Shape,
+    pub(crate) answer: Answer,
 }
 
 #[derive(Serialize)]
@@ -84,6 +74,8 @@ struct Message<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<WrittenCall<'a>>,
     refusal: Option<()>,
+    /// Sources of the text, of which there are none.
+    annotations: [(); 0],
 }
 
 #[derive(Default, Serialize)]
@@ -129,8 +121,9 @@ enum Logprobs {
     },
 }
 
+/// A token with its log-probability.
 #[derive(Serialize)]
-struct Scored {
+pub(crate) struct Scored {
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
@@ -171,49 +164,73 @@ struct Timings {
     predicted_per_second: f64,
 }
 
-impl ResponseShape {
+impl Shape {
     fn object(self, chunk: bool) -> &'static str {
         match (self, chunk) {
-            (ResponseShape::Chat, true) => "chat.completion.chunk",
-            (ResponseShape::Chat, false) => "chat.completion",
-            (ResponseShape::Completion, _) => "text_completion",
-        }
-    }
-
-    pub(crate) fn prefix(self) -> &'static str {
-        match self {
-            ResponseShape::Chat => "chatcmpl-",
-            ResponseShape::Completion => "cmpl-",
+            (Shape::Chat, true) => "chat.completion.chunk",
+            (Shape::Chat, false) => "chat.completion",
+            (Shape::Completion, _) => "text_completion",
         }
     }
 }
 
-impl Envelope {
-    /// The whole answer, not streamed.
-    pub(crate) fn complete(&self, choices: &[CompleteChoice], totals: &Totals) -> String {
-        let choices = choices
-            .iter()
-            .enumerate()
-            .map(|(index, complete)| self.complete_choice(index, complete))
-            .collect();
+impl AnswerWriter for OpenAi {
+    fn complete(&mut self, choices: Vec<CompleteChoice>, totals: &Totals) -> String {
+        let complete = choices.iter().enumerate().map(|(index, choice)| self.complete_choice(index, choice));
         let body = Body {
             usage: Some(Some(totals.usage())),
             timings: Some(totals.timings()),
-            ..self.body(choices, false)
+            ..self.body(complete.collect(), false)
         };
         text(&body)
     }
 
+    fn begin(&mut self, out: &mut String) {
+        for index in 0..self.answer.choices {
+            if let Some(first) = self.first_chunk(index) {
+                data(out, &first);
+            }
+        }
+    }
+
+    fn update(&mut self, event: ChoiceEvent, totals: Option<&Totals>, out: &mut String) {
+        let ChoiceEvent { index, part, end, progress } = event;
+        if let Some(progress) = progress {
+            data(out, &self.progress(index, &progress));
+        }
+        if let Some(part) = part {
+            data(out, &self.part(index, &part));
+        }
+        if let Some(end) = end {
+            // With a chunk for the usage, the timings are there.
+            let totals = totals.filter(|_| !self.answer.include_usage);
+            data(out, &self.last_chunk(index, &end, totals));
+        }
+    }
+
+    fn finish(&mut self, totals: &Totals, out: &mut String) {
+        if self.answer.include_usage {
+            data(out, &self.usage(totals));
+        }
+        data(out, "[DONE]");
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut String) {
+        data(out, &error.json());
+    }
+}
+
+impl OpenAi {
     fn complete_choice<'a>(&self, index: usize, complete: &'a CompleteChoice) -> Choice<'a> {
         let content = &*complete.part.text;
         let choice = Choice {
             index,
-            logprobs: self.wants_tokens.then(|| self.logprobs(&complete.part.tokens)),
-            finish_reason: Some(complete.finish),
+            logprobs: self.answer.wants_tokens.then(|| self.logprobs(&complete.part.tokens)),
+            finish_reason: Some(complete.end.finish_reason()),
             ..Choice::default()
         };
         match self.shape {
-            ResponseShape::Chat => {
+            Shape::Chat => {
                 let tool_calls = written(&complete.part.calls, false);
                 let message = Message {
                     role: "assistant",
@@ -221,26 +238,27 @@ impl Envelope {
                     reasoning_content: non_empty(&complete.part.reasoning),
                     tool_calls,
                     refusal: None,
+                    annotations: [],
                 };
                 Choice { message: Some(message), ..choice }
             }
-            ResponseShape::Completion => Choice { text: Some(content), ..choice },
+            Shape::Completion => Choice { text: Some(content), ..choice },
         }
     }
 
     /// First chunk of a choice (chat only).
-    pub(crate) fn begin(&self, index: usize) -> Option<String> {
+    fn first_chunk(&self, index: usize) -> Option<String> {
         let delta = Delta { role: Some("assistant"), content: Some(""), ..Delta::default() };
         let choice = Choice { index, delta: Some(delta), ..Choice::default() };
-        (self.shape == ResponseShape::Chat).then(|| text(&self.body(vec![choice], true)))
+        (self.shape == Shape::Chat).then(|| text(&self.body(vec![choice], true)))
     }
 
     /// Chunk with more of a choice.
-    pub(crate) fn part(&self, index: usize, part: &AnswerPart) -> String {
-        let logprobs = self.wants_tokens.then(|| self.logprobs(&part.tokens));
+    fn part(&self, index: usize, part: &AnswerPart) -> String {
+        let logprobs = self.answer.wants_tokens.then(|| self.logprobs(&part.tokens));
         let choice = Choice { index, logprobs, ..Choice::default() };
         let choice = match self.shape {
-            ResponseShape::Chat => {
+            Shape::Chat => {
                 let reasoning_content = non_empty(&part.reasoning);
                 let tool_calls = written(&part.calls, true);
                 // A chunk of reasoning or calls alone has no `content`.
@@ -248,48 +266,48 @@ impl Envelope {
                 let content = non_empty(&part.text).or(is_alone.then_some(""));
                 Choice { delta: Some(Delta { role: None, reasoning_content, content, tool_calls }), ..choice }
             }
-            ResponseShape::Completion => Choice { text: Some(&part.text), ..choice },
+            Shape::Completion => Choice { text: Some(&part.text), ..choice },
         };
         text(&self.body(vec![choice], true))
     }
 
     /// Chunk with prefill progress and nothing of the answer.
-    pub(crate) fn progress(&self, index: usize, progress: &StreamProgress) -> String {
+    fn progress(&self, index: usize, progress: &StreamProgress) -> String {
         let StreamProgress { computed: processed, cached: cache, total, took } = *progress;
         let progress = PromptProgress { total, cache, processed, time_ms: took.as_millis() as u64 };
         let choice = match self.shape {
-            ResponseShape::Chat => Choice { index, delta: Some(Delta::default()), ..Choice::default() },
-            ResponseShape::Completion => Choice { index, text: Some(""), ..Choice::default() },
+            Shape::Chat => Choice { index, delta: Some(Delta::default()), ..Choice::default() },
+            Shape::Completion => Choice { index, text: Some(""), ..Choice::default() },
         };
         text(&Body { prompt_progress: Some(progress), ..self.body(vec![choice], true) })
     }
 
     /// Chunk that ends a choice. `totals` is set for the last choice, which gets the timings.
-    pub(crate) fn end(&self, index: usize, end: &'static str, totals: Option<&Totals>) -> String {
-        let choice = Choice { index, finish_reason: Some(end), ..Choice::default() };
+    fn last_chunk(&self, index: usize, end: &End, totals: Option<&Totals>) -> String {
+        let choice = Choice { index, finish_reason: Some(end.finish_reason()), ..Choice::default() };
         let choice = match self.shape {
-            ResponseShape::Chat => Choice { delta: Some(Delta::default()), ..choice },
-            ResponseShape::Completion => Choice { text: Some(""), ..choice },
+            Shape::Chat => Choice { delta: Some(Delta::default()), ..choice },
+            Shape::Completion => Choice { text: Some(""), ..choice },
         };
         let timings = totals.map(Totals::timings);
         text(&Body { timings, ..self.body(vec![choice], true) })
     }
 
-    /// Usage chunk after the last choice, if it was requested.
-    pub(crate) fn usage(&self, totals: &Totals) -> Option<String> {
+    /// Usage chunk after the last choice.
+    fn usage(&self, totals: &Totals) -> String {
         let (usage, timings) = (Some(Some(totals.usage())), Some(totals.timings()));
-        self.include_usage.then(|| text(&Body { usage, timings, ..self.body(Vec::new(), true) }))
+        text(&Body { usage, timings, ..self.body(Vec::new(), true) })
     }
 
     fn body<'a>(&'a self, choices: Vec<Choice<'a>>, chunk: bool) -> Body<'a> {
         Body {
-            id: &self.id,
+            id: &self.answer.id,
             object: self.shape.object(chunk),
-            created: self.created,
-            model: &self.model,
+            created: self.answer.created,
+            model: &self.answer.model,
             system_fingerprint: FINGERPRINT,
             choices,
-            usage: self.include_usage.then_some(None),
+            usage: self.answer.include_usage.then_some(None),
             timings: None,
             prompt_progress: None,
         }
@@ -297,10 +315,8 @@ impl Envelope {
 
     fn logprobs(&self, tokens: &[Token]) -> Logprobs {
         match self.shape {
-            ResponseShape::Chat => {
-                Logprobs::Chat { content: tokens.iter().map(scored).collect(), refusal: None }
-            }
-            ResponseShape::Completion => Logprobs::Completion {
+            Shape::Chat => Logprobs::Chat { content: tokens.iter().map(scored).collect(), refusal: None },
+            Shape::Completion => Logprobs::Completion {
                 tokens: tokens.iter().map(|t| lossy(&t.bytes)).collect(),
                 token_logprobs: tokens.iter().map(|t| t.logprob.map(finite)).collect(),
                 top_logprobs: tokens.iter().map(top).collect(),
@@ -342,7 +358,7 @@ impl Totals {
 }
 
 /// A chat token with its top log-probabilities.
-fn scored(token: &Token) -> Scored {
+pub(crate) fn scored(token: &Token) -> Scored {
     let each = |bytes: &Vec<u8>, logprob: f32, top| Scored {
         token: lossy(bytes),
         logprob: finite(logprob),

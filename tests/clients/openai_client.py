@@ -8,20 +8,12 @@ first thing that is not as the client's users expect.
 import asyncio
 import sys
 import time
-import urllib.request
 
 import openai
+from checks import BASE, PROMPT, check, idle, post
 
-BASE = sys.argv[1]
-PROMPT = "Once upon a time"
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key="none", max_retries=0, timeout=120)
 MODEL = client.models.list().data[0].id
-
-
-def check(what: str, holds: bool, found: object = "") -> None:
-    if not holds:
-        sys.exit(f"FAILED {what}: {found!r}")
-    print(f"ok     {what}")
 
 
 def messages(text: str = PROMPT) -> list:
@@ -88,19 +80,11 @@ def scores() -> None:
     check("tokens spell the answer", spelled == choice.message.content, spelled)
     banned = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=1, temperature=0, logprobs=1)
     check("completions' scores", len(banned.choices[0].logprobs.token_logprobs) == 1)
-    token = httpx_post("/tokenize", {"prompt": banned.choices[0].text, "add_special_tokens": False})["tokens"][0]
+    token = post("/tokenize", {"prompt": banned.choices[0].text, "add_special_tokens": False})["tokens"][0]
     other = client.completions.create(
         model=MODEL, prompt=PROMPT, max_tokens=1, temperature=0, logit_bias={str(token): -100}
     )
     check("logit_bias bans a token", other.choices[0].text != banned.choices[0].text, other)
-
-
-def httpx_post(path: str, body: dict) -> dict:
-    import json
-
-    request = urllib.request.Request(BASE + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
 
 
 def cached() -> None:
@@ -134,22 +118,6 @@ def cancel() -> None:
         pass
     stream.close()
     idle("after a cancel mid-stream")
-
-
-def metric(name: str) -> float:
-    with urllib.request.urlopen(f"{BASE}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
-
-
-def idle(when: str) -> None:
-    names = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]
-    until = time.monotonic() + 5
-    while any(metric(name) > 0 for name in names):
-        if time.monotonic() > until:
-            sys.exit(f"FAILED every page back in the pool {when}: { {n: metric(n) for n in names} }")
-        time.sleep(0.01)
-    print(f"ok     every page is back in the pool {when}")
 
 
 async def many() -> None:

@@ -2,9 +2,9 @@
 
 mod attack;
 mod browser;
+mod clients;
 mod fuzz;
 mod kernels;
-mod openai_client;
 mod parity;
 mod program;
 mod quants;
@@ -20,14 +20,15 @@ const USAGE: &str = "usage: cargo xtask COMMAND
           attacks a server, with a healthy stream during each attack, and says what became of both
   browser [PROGRAM]
           drives the server with OpenAI's own JavaScript client, from pages in Chromium (skipped where there is none)
+  clients [PROGRAM]
+          drives the server with the Python clients of OpenAI, Anthropic, Ollama and LiteLLM, and holds its answers
+          against the schemas of their protocols with llm-comply (needs Python 3 and PyPI)
   tidy    holds the repository to its layout rules (see CONTRIBUTING.md)
   fuzz [SECONDS [TARGET]]
           runs each target of fuzz/ for so many seconds (30), or that one
   kernels [--check | --cubins FOLDER]
           compiles the CUDA kernels to the PTX in the repository, checks that it is what would be made, or assembles it
           for releases (Linux on x86-64, Python 3 and PyPI)
-  openai-client [PROGRAM]
-          drives the server with OpenAI's own Python client (needs Python 3 and PyPI)
   parity [FOLDER]
           compares golden models with their references and writes the table in docs/parity.md, or those of a folder, and
           tells which are off
@@ -58,8 +59,8 @@ fn main() -> ExitCode {
         ["quants", args @ ..] => quants::run(&root(), args),
         ["parity"] => parity::run(&root()),
         ["parity", folder] => parity::run_on(&root(), Path::new(folder)),
-        ["openai-client"] => openai_client::run(&root(), None),
-        ["openai-client", program] => openai_client::run(&root(), Some(Path::new(program))),
+        ["clients"] => clients::run(&root(), None),
+        ["clients", program] => clients::run(&root(), Some(Path::new(program))),
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)

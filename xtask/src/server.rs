@@ -16,15 +16,16 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Serves the demo model with a program, arguments and variables. Returns its address, too.
+    /// Serves a model with a program, arguments and variables. Returns its address, too.
     pub(crate) fn start(
         program: &Path,
+        model: &str,
         arguments: &[&str],
         variables: &[(&str, &str)],
     ) -> Result<(Server, String), String> {
         let mut command = Command::new(program);
         command
-            .args(["serve", "demo", "--port", "0", "--slots", "8"])
+            .args(["serve", model, "--port", "0"])
             .args(arguments)
             .envs(variables.iter().copied())
             .stdin(Stdio::null())

@@ -45,7 +45,12 @@ fn try_run(root: &Path, given: Option<&Path>, browser: &str) -> Result<(), Strin
     let program = program(root, given)?;
     let port = free_port()?;
     let origin = format!("http://chat.example:{port}");
-    let (_server, base) = Server::start(&program, "demo", &["--slots", "8", "--allow-origin", &origin], &[("TALLOW_API_KEY", KEY)])?;
+    let (_server, base) = Server::start(
+        &program,
+        "demo",
+        &["--slots", "8", "--allow-origin", &origin],
+        &[("TALLOW_API_KEY", KEY)],
+    )?;
     let mut client = Command::new("node");
     client
         .arg(root.join("tests/clients/browser.mjs"))

@@ -1,5 +1,5 @@
-//! `cargo xtask clients`: the server against the official Python clients of the protocols that it speaks, and a suite that
-//! holds answers against their schemas.
+//! `cargo xtask clients`: the server against the official Python clients of the protocols that it speaks, a suite that holds
+//! answers against the schemas of these, and another's judgement of what is generated under schemas.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -8,8 +8,14 @@ use crate::program::program;
 use crate::server::{Server, step};
 
 /// Pinned versions, so that results are reproducible.
-const PACKAGES: [&str; 5] =
-    ["openai==3.57.0", "anthropic==2.14.0", "ollama==0.6.3", "litellm==1.110.2", "llm-comply==0.5.0"];
+const PACKAGES: [&str; 6] = [
+    "openai==3.57.0",
+    "anthropic==2.14.0",
+    "ollama==0.6.3",
+    "litellm==1.110.2",
+    "llm-comply==0.5.0",
+    "jsonschema==4.26.0",
+];
 
 /// Installs the clients in a folder of their own, starts servers and runs the clients. The program is `given`, or is built.
 pub(crate) fn run(root: &Path, given: Option<&Path>) -> ExitCode {
@@ -52,6 +58,7 @@ fn try_run(root: &Path, given: Option<&Path>) -> Result<(), String> {
     if encoder.is_none() {
         println!("there is no target/minilm (tools/minilm/fetch), so embeddings are left out");
     }
+    client("schemas.py", &[&base])?;
     client("openai_agent.py", &[&base])?;
     client("anthropic_client.py", &[&base])?;
     client("ollama_client.py", &bases)?;

@@ -121,8 +121,8 @@ async fn no_route(request: Request) -> ApiError {
 }
 
 async fn wrong_method(request: Request) -> ApiError {
-    // A route of another server may look like one of ours.
-    if foreign::route(request.uri().path()).is_some() {
+    // This one looks like that of a response.
+    if request.uri().path().ends_with("/responses/compact") {
         return no_route(request).await;
     }
     let why = format!("{} does not take {}", quoted(request.uri().path()), request.method());
@@ -169,20 +169,32 @@ mod tests {
     fn models_refuse_what_other_kinds_are_for() {
         let text = [refused::<Served>(), refused::<ServedEncoder>(), refused::<ServedSpeech>()];
         insta::assert_snapshot!(text.map(|all| all.join("\n")).join("\n\n"), @r#"
+        /api/embed: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
+        /api/embeddings: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
         /classify: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
         /v1/audio/{*what}: the model of this server does not transcribe audio; serve a speech model for that
         /v1/embeddings: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
         /v1/rerank: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
 
+        /api/chat: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
+        /api/generate: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
         /v1/audio/{*what}: the model of this server does not transcribe audio; serve a speech model for that
         /v1/chat/completions: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
         /v1/completions: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
+        /v1/messages: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
+        /v1/responses: the model of this server generates no text; it has /v1/embeddings, /v1/rerank or /classify
 
+        /api/chat: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /api/embed: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /api/embeddings: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /api/generate: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
         /classify: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
         /v1/chat/completions: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
         /v1/completions: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
         /v1/embeddings: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/messages: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
         /v1/rerank: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
+        /v1/responses: the model of this server transcribes speech; it has /v1/audio/transcriptions and /v1/audio/translations
         "#);
     }
 

@@ -11,7 +11,7 @@ use tallow_text::tokenizer::{Around, Shown};
 use crate::body::read_json;
 use crate::errors::ApiError;
 use crate::generation::params::{Generation, MAX_CHOICES};
-use crate::generation::prompt::tokens_of_text;
+use crate::generation::prompt::{tokens_between, tokens_of_text};
 use crate::generation::protocol::Protocol;
 use crate::generation::run::{Job, Prompt, run};
 use crate::http::guard::Caller;
@@ -27,6 +27,8 @@ const USUAL_TOKENS: usize = 16;
 pub struct CompletionRequest {
     prompts: Vec<PromptInput>,
     echo: bool,
+    /// The text behind the answer, which fills in what is between.
+    suffix: Option<String>,
     generation: Generation,
 }
 
@@ -63,8 +65,16 @@ pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiErr
         ));
     }
     generation.logprobs = fields.integer("logprobs", 0..=5)?.map(|n| n as usize);
-    let tokens = "put the model's own tokens for filling in the middle into the prompt";
-    fields.only("suffix", |v| *v == "", tokens)?;
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    if suffix.is_some() && echo {
+        return Err(ApiError::field(
+            "echo",
+            "echo is of prompts that are continued; leave suffix or echo out",
+        ));
+    }
+    if suffix.is_some() && prompts.iter().any(|prompt| matches!(prompt, PromptInput::Tokens(_))) {
+        return Err(ApiError::field("suffix", "suffix goes with a prompt that is text, not with tokens"));
+    }
     let n = generation.n;
     fields.only("best_of", |v| *v == n, "ask for n answers with logprobs, and take the best")?;
     fields.only("store", |v| *v == false, "answers are not stored here; leave it out")?;
@@ -75,7 +85,7 @@ pub fn parse_completion_request(body: &[u8]) -> Result<CompletionRequest, ApiErr
     )?;
     fields.only("messages", |_| false, "give a prompt, or POST to /v1/chat/completions")?;
     fields.finish()?;
-    Ok(CompletionRequest { prompts, echo, generation })
+    Ok(CompletionRequest { prompts, echo, suffix, generation })
 }
 
 fn prompts(fields: &mut Fields) -> Result<Vec<PromptInput>, ApiError> {
@@ -100,10 +110,14 @@ fn prompts(fields: &mut Fields) -> Result<Vec<PromptInput>, ApiError> {
 }
 
 impl PromptInput {
-    fn prompt(self, echo: bool, info: &Info) -> Result<Prompt, ApiError> {
+    fn prompt(self, echo: bool, suffix: Option<&str>, info: &Info) -> Result<Prompt, ApiError> {
         Ok(match self {
             PromptInput::Text(text) => {
-                let ids = tokens_of_text("prompt", &text, Around::Added, (&info.tokenizer, info.context))?;
+                let bounds = (&info.tokenizer, info.context);
+                let ids = match suffix {
+                    Some(suffix) => tokens_between("suffix", (&text, suffix), &[], bounds)?,
+                    None => tokens_of_text("prompt", &text, Around::Added, bounds)?,
+                };
                 Prompt { ids, echo: echo.then_some(text), is_text: true }
             }
             PromptInput::Tokens(ids) => {
@@ -129,11 +143,11 @@ pub(crate) async fn completions(
 
 /// Parses a body and tokenizes its prompts.
 fn job(server: &Server, body: Vec<u8>, caller: Caller) -> Result<Job, ApiError> {
-    let CompletionRequest { prompts, echo, mut generation } = parse_completion_request(&body)?;
+    let CompletionRequest { prompts, echo, suffix, mut generation } = parse_completion_request(&body)?;
     drop(body);
     let info = server.model.handle.info();
     let adapter = generation.select_adapter(&server.model.handle)?;
-    let prompts = prompts.into_iter().map(|given| given.prompt(echo, info));
+    let prompts = prompts.into_iter().map(|given| given.prompt(echo, suffix.as_deref(), info));
     let prompts = prompts.collect::<Result<_, _>>()?;
     let max_new = generation.max_new_tokens(server.model.max_tokens, USUAL_TOKENS);
     generation.separate_cache(caller);

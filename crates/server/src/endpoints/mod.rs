@@ -12,6 +12,7 @@ mod health;
 mod messages;
 mod metrics;
 mod models;
+mod native;
 mod ollama;
 mod rerank;
 mod responses;
@@ -87,6 +88,20 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
         .speech(|m| on(m, speech::translations))
         .is_task()
         .refused_at("/v1/audio/{*what}"),
+    post("/completion", "texts to be continued, in llama-server's own form")
+        .generator(|m| on(m, native::completion)),
+    post("/completions", "the same").generator(|m| on(m, native::completion)),
+    post("/infill", "the text between two others, in llama-server's form")
+        .generator(|m| on(m, native::infill)),
+    post("/apply-template", "a chat as the prompt that it becomes")
+        .generator(|m| on(m, native::apply_template)),
+    get("/props", "the model's settings, in llama-server's form").generator(|m| on(m, native::props)),
+    post("/chat/completions", "as with /v1").generator(|m| on(m, chat::chat)),
+    post("/responses", "as with /v1").generator(|m| on(m, responses::create)),
+    get("/models", "as with /v1").every(|m| on(m, models::models)),
+    post("/embeddings", "as with /v1").encoder(|m| on(m, embeddings::embeddings)),
+    post("/rerank", "as with /v1").encoder(|m| on(m, rerank::rerank)),
+    post("/v2/rerank", "the same").encoder(|m| on(m, rerank::rerank)),
     post("/tokenize", "tokens of a text or of a chat").generator(|m| on(m, tokens::tokenize)),
     post("/detokenize", "the text of tokens").generator(|m| on(m, tokens::detokenize)),
     get("/lora-adapters", "the LoRA adapters that are loaded").generator(|m| on(m, adapters::list)),

@@ -10,6 +10,7 @@ pub(crate) mod constraint;
 pub(crate) mod items;
 pub(crate) mod lora;
 pub(crate) mod memory;
+pub(crate) mod native;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod outputs;

@@ -153,7 +153,7 @@ struct CompletionDetails {
 
 /// Timings of a request; the longest of each where it has several choices.
 #[derive(Serialize)]
-struct Timings {
+pub(crate) struct Timings {
     queue_ms: f64,
     cache_n: usize,
     prompt_n: usize,
@@ -339,7 +339,7 @@ impl Totals {
         }
     }
 
-    fn timings(&self) -> Timings {
+    pub(crate) fn timings(&self) -> Timings {
         let rate = |n: usize, time: std::time::Duration| match time.as_secs_f64() {
             0.0 => 0.0,
             seconds => n as f64 / seconds,

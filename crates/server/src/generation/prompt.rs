@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tallow_text::output::{OutputFormat, Tools};
-use tallow_text::template::{Chat, Ending, Now};
+use tallow_text::template::{Chat, ChatTemplate, Ending, Now};
 use tallow_text::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, Written};
 
 use crate::clock::unix_time;
@@ -83,32 +83,16 @@ impl Messages {
     /// text to continue.
     pub(crate) fn tokens_up_to(&self, server: &Server, limit: usize) -> Result<Vec<u32>, ApiError> {
         let tokenizer = &server.model.handle.info().tokenizer;
-        let template_values = server.settings.template_values;
-        let forbidden =
-            self.values.iter().find(|(name, value)| !template_values && !is_harmless(name, value));
-        if let Some((name, _)) = forbidden {
-            let why = format!(
-                "this server does not take {} in chat_template_kwargs; whoever runs it can allow it with \
-                 --allow-template-kwargs",
-                quoted(name)
-            );
-            return Err(ApiError::field("chat_template_kwargs", why));
-        }
-        let template = server.model.template(self.tools.is_offered());
+        self.check_values(server.settings.template_values)?;
+        let template = self.template(server)?;
         let values = self.thinking.values(template, &self.values)?;
         let Some(template) = template else {
-            if self.tools.is_offered() {
-                return Err(deaf(self.tools.field, "the model has no chat template"));
-            }
             let messages = self.messages.as_array().into_iter().flatten();
             let contents: Vec<&str> = messages.filter_map(|m| m.get("content")?.as_str()).collect();
             let tokens = tokenizer.encode_up_to(&contents.join("\n"), Special::PROMPT, limit);
             let tokens = tokens.map_err(|e| not_tokenized(self.field, &e))?;
             return tokens.ok_or_else(|| ApiError::far_too_long(self.field, limit));
         };
-        if self.tools.is_offered() && !template.reads("tools") {
-            return Err(deaf(self.tools.field, "the model's chat template has no place for tools"));
-        }
         if self.messages.as_array().into_iter().flatten().any(|m| exceeds(m, tokenizer, limit)) {
             return Err(ApiError::far_too_long(self.field, limit));
         }
@@ -119,6 +103,46 @@ impl Messages {
         let tokens = template.prompt_up_to(&chat, tokenizer, limit);
         let tokens = tokens.map_err(|e| ApiError::field(self.field, e.to_string()))?;
         tokens.ok_or_else(|| ApiError::far_too_long(self.field, limit))
+    }
+
+    /// The chat's prompt as text.
+    pub(crate) fn text(&self, server: &Server) -> Result<String, ApiError> {
+        self.check_values(server.settings.template_values)?;
+        let template = self.template(server)?;
+        let template =
+            template.ok_or_else(|| ApiError::field("messages", "the model has no chat template"))?;
+        let values = self.thinking.values(Some(template), &self.values)?;
+        let now = Now::local(unix_time() as i64);
+        let messages = tools::with_arguments_for(template, &self.messages, now);
+        let (ending, tools) = (self.ending, self.tools.offered.as_ref());
+        let chat = Chat { ending, tools, values: &values, ..Chat::new(&messages, now) };
+        template.render(&chat).map_err(|e| ApiError::field(self.field, e.to_string()))
+    }
+
+    /// The template for this chat, if the model has one. It must have a place for tools, if there are any.
+    fn template<'s>(&self, server: &'s Server) -> Result<Option<&'s ChatTemplate>, ApiError> {
+        let template = server.model.template(self.tools.is_offered());
+        match template {
+            _ if !self.tools.is_offered() => Ok(template),
+            None => Err(deaf(self.tools.field, "the model has no chat template")),
+            Some(template) if !template.reads("tools") => {
+                Err(deaf(self.tools.field, "the model's chat template has no place for tools"))
+            }
+            Some(_) => Ok(template),
+        }
+    }
+
+    /// Refuses values for the template that only some servers take.
+    fn check_values(&self, template_values: bool) -> Result<(), ApiError> {
+        let forbidden =
+            self.values.iter().find(|(name, value)| !template_values && !is_harmless(name, value));
+        let Some((name, _)) = forbidden else { return Ok(()) };
+        let why = format!(
+            "this server does not take {} in chat_template_kwargs; whoever runs it can allow it with \
+             --allow-template-kwargs",
+            quoted(name)
+        );
+        Err(ApiError::field("chat_template_kwargs", why))
     }
 
     /// The structure of the answer: of its calls, and that which an answer without calls is `wanted` to have.
@@ -207,6 +231,24 @@ pub(crate) fn tokens_of_text(
     let tokens = tokens.map_err(|e| not_tokenized(param, &e))?;
     let tokens = tokens.ok_or_else(|| ApiError::far_too_long(param, limit))?;
     Ok(if around == Around::Added { tokenizer.begun(tokens) } else { tokens })
+}
+
+/// The tokens of a prompt for the text between two others, behind other files that it may use. `param` has the suffix.
+pub(crate) fn tokens_between(
+    param: &str,
+    (prefix, suffix): (&str, &str),
+    files: &[(String, String)],
+    (tokenizer, limit): (&Tokenizer, usize),
+) -> Result<Vec<u32>, ApiError> {
+    let marks = tokenizer.fill_in_middle().ok_or_else(|| {
+        let why = "the model has no tokens for filling in the middle; leave it out";
+        ApiError::field(param, format!("{param} cannot be honoured: {why}")).code("unsupported_value")
+    })?;
+    let texts = files.iter().flat_map(|(name, text)| [name, text]).map(String::as_str);
+    if texts.chain([prefix, suffix]).any(|text| tokenizer.exceeds(text, Special::BARE, limit)) {
+        return Err(ApiError::far_too_long(param, limit));
+    }
+    marks.prompt(tokenizer, (prefix, suffix), files).map_err(|e| not_tokenized(param, &e))
 }
 
 fn not_tokenized(param: &str, e: &TokenizeError) -> ApiError {

@@ -1,6 +1,7 @@
 //! [`Protocol`]: the API that a request came by, in whose form it is answered.
 
 use crate::generation::anthropic::Anthropic;
+use crate::generation::native::Native;
 use crate::generation::ollama::{Lines, Ollama};
 use crate::generation::openai::{OpenAi, Shape};
 use crate::generation::responses::{ResponseRequest, Responses};
@@ -13,6 +14,8 @@ pub(crate) enum Protocol {
     Chat,
     /// OpenAI's completions.
     Completion,
+    /// llama-server's own completions.
+    Native,
     /// Anthropic's messages.
     Messages,
     /// Ollama's chats and texts.
@@ -26,7 +29,7 @@ impl Protocol {
     pub(crate) fn answer_id(&self, request: &str) -> String {
         match self {
             Protocol::Chat => format!("chatcmpl-{request}"),
-            Protocol::Completion => format!("cmpl-{request}"),
+            Protocol::Completion | Protocol::Native => format!("cmpl-{request}"),
             Protocol::Messages => format!("msg_{request}"),
             // Such answers have no id; logs have.
             Protocol::Ollama(_) => format!("ollama-{request}"),
@@ -39,7 +42,7 @@ impl Protocol {
     pub(crate) fn prompt_field(&self) -> &'static str {
         match self {
             Protocol::Chat | Protocol::Messages | Protocol::Ollama(Lines::Chat) => "messages",
-            Protocol::Completion | Protocol::Ollama(Lines::Generate) => "prompt",
+            Protocol::Completion | Protocol::Native | Protocol::Ollama(Lines::Generate) => "prompt",
             Protocol::Responses(_) => "input",
         }
     }
@@ -49,6 +52,7 @@ impl Protocol {
         match self {
             Protocol::Chat => Box::new(OpenAi { shape: Shape::Chat, answer }),
             Protocol::Completion => Box::new(OpenAi { shape: Shape::Completion, answer }),
+            Protocol::Native => Box::new(Native::new(answer)),
             Protocol::Messages => Box::new(Anthropic::new(answer)),
             Protocol::Ollama(lines) => Box::new(Ollama::new(lines, answer)),
             Protocol::Responses(request) => Box::new(Responses::new(*request, answer)),

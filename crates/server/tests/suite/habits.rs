@@ -103,7 +103,7 @@ fn fields_of_other_servers_that_have_no_meaning_say_what_to_do() {
     system with this value is not supported: begin messages with one of the role system
     do_sample with this value is not supported: set temperature to 0, which always takes the most likely token
     best_of with this value is not supported: ask for n answers with logprobs, and take the best
-    suffix with this value is not supported: put the model's own tokens for filling in the middle into the prompt
+    suffix cannot be honoured: the model has no tokens for filling in the middle; leave it out
     store with this value is not supported: answers are not stored here; leave it out
     "#);
     refused(&server, CHAT, &chat(json!({"prompt": "x"})), "prompt");
@@ -163,17 +163,8 @@ fn callers_with_different_keys_share_no_cache() {
 fn routes_of_other_servers_say_which_to_use() {
     let server = start_server(&hello());
     let mut all = String::new();
-    for path in [
-        "/completion",
-        "/props",
-        "/chat/completions",
-        "/v1/v1/models",
-        "/embedding",
-        "/api/pull",
-        "/healthz",
-        "/v1/images/generations",
-        "/nowhere",
-    ] {
+    for path in ["/v1/v1/models", "/embedding", "/api/pull", "/healthz", "/v1/images/generations", "/nowhere"]
+    {
         for method in ["POST", "GET"] {
             let reply = ask(method, path).with("content-type", "application/json").body("{}").get(&server);
             assert_eq!(reply.status, 404, "{method} {path}");
@@ -185,9 +176,6 @@ fn routes_of_other_servers_say_which_to_use() {
         }
     }
     insta::assert_snapshot!(all, @r#"
-    there is nothing at "/completion": texts are continued at POST /v1/completions, in the form of OpenAI's API
-    there is nothing at "/props": models are listed at GET /v1/models, and GET /metrics says how busy the server is
-    there is nothing at "/chat/completions": it is POST /v1/chat/completions: the client's base URL should end in /v1
     there is nothing at "/v1/v1/models": /v1 is there twice: the base URL of the client should end in one
     there is nothing at "/embedding": embeddings are computed at POST /v1/embeddings, by servers of an embedding model
     there is nothing at "/api/pull": models are fetched with `tallow pull` and removed with `tallow rm`, not over HTTP

@@ -14,6 +14,7 @@ mod habits;
 mod limits;
 mod messages;
 mod metrics;
+mod native;
 mod ollama;
 mod requests;
 mod responses;

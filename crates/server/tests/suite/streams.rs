@@ -100,7 +100,7 @@ fn whole_bodies_byte_by_byte() {
     let server = start_server(&hello());
     let reply = post(CHAT, chat(json!({}))).get(&server);
     assert_eq!(reply.header("content-type"), Some("application/json"));
-    insta::assert_snapshot!(normal(&reply.text()), @r#"{"id":"ID","object":"chat.completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"message":{"role":"assistant","content":"Hello world!!","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":21,"completion_tokens":4,"total_tokens":25,"prompt_tokens_details":{"cached_tokens":0}},"timings":"TIMINGS"}"#);
+    insta::assert_snapshot!(normal(&reply.text()), @r#"{"id":"ID","object":"chat.completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"message":{"role":"assistant","content":"Hello world!!","refusal":null,"annotations":[]},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":21,"completion_tokens":4,"total_tokens":25,"prompt_tokens_details":{"cached_tokens":0}},"timings":"TIMINGS"}"#);
     let reply = post(TEXT, text(json!({}))).get(&server);
     insta::assert_snapshot!(normal(&reply.text()), @r#"{"id":"ID","object":"text_completion","created":0,"model":"tiny","system_fingerprint":"tallow-0.1.0","choices":[{"index":0,"text":"Hello world!!","logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7,"prompt_tokens_details":{"cached_tokens":0}},"timings":"TIMINGS"}"#);
 }

@@ -17,7 +17,7 @@ use crate::errors::{ApiError, json as json_response, quoted};
 use crate::generation::lora;
 use crate::generation::ollama::{Lines, loaded};
 use crate::generation::params::Generation;
-use crate::generation::prompt::{Messages, template_values, tokens_of_text};
+use crate::generation::prompt::{Messages, template_values, tokens_between, tokens_of_text};
 use crate::generation::protocol::Protocol;
 use crate::generation::run::{Job, Prompt, run};
 use crate::generation::thinking::Thinking;
@@ -29,8 +29,8 @@ use crate::state::Server;
 /// A parsed request.
 enum Parsed {
     Chat(Box<ChatRequest>),
-    /// A prompt without a template.
-    Raw(String, Box<Generation>),
+    /// A prompt without a template, and the text behind the answer, if that fills in what is between.
+    Raw(String, Option<String>, Box<Generation>),
     /// Nothing but that the model is loaded.
     Load(Option<String>),
 }
@@ -74,23 +74,17 @@ fn parse_generate(body: &[u8], (names, context): (&[String], usize)) -> Result<P
     let raw = fields.flag("raw")?.unwrap_or(false);
     let nothing = |value: &Value| is_empty(Some(value));
     fields.only("template", nothing, "the model's own is used; set raw to write the whole prompt")?;
-    fields.only(
-        "suffix",
-        nothing,
-        "put the model's own tokens for filling in the middle into a raw prompt",
-    )?;
+    let suffix = fields.text("suffix")?.filter(|text| !text.is_empty());
     fields.only("images", nothing, "images are not supported yet")?;
     fields.only("context", nothing, "POST the earlier messages to /api/chat; their computation is cached")?;
     let thinking = Thinking::take(&mut fields)?;
-    if raw {
+    if raw || suffix.is_some() {
         fields.finish()?;
         if system.is_some() {
-            return Err(ApiError::field(
-                "system",
-                "a raw prompt has its own system prompt; leave system out",
-            ));
+            let why = "such a prompt goes to the model as it is; leave system out";
+            return Err(ApiError::field("system", why));
         }
-        return Ok(Parsed::Raw(prompt, Box::new(generation)));
+        return Ok(Parsed::Raw(prompt, suffix, Box::new(generation)));
     }
     let system = system.map(|text| json!({"role": "system", "content": text}));
     let messages = system.into_iter().chain([json!({"role": "user", "content": prompt})]).collect();
@@ -214,7 +208,9 @@ async fn answer(
                 let ChatRequest { messages, generation } = *request;
                 Job::chat(server, &messages, generation, Protocol::Ollama(lines), caller).map(Ok)
             }
-            Parsed::Raw(prompt, generation) => raw(server, &prompt, *generation, (lines, caller)).map(Ok),
+            Parsed::Raw(prompt, suffix, generation) => {
+                raw(server, (&prompt, suffix.as_deref()), *generation, (lines, caller)).map(Ok)
+            }
             Parsed::Load(model) => {
                 lora::select(&server.model.handle, model.as_deref(), None)?;
                 Ok(Err(model.or_else(|| info.names.first().cloned()).unwrap_or_default()))
@@ -230,13 +226,17 @@ async fn answer(
 /// A prompt that is used as it is.
 fn raw(
     server: &Server,
-    prompt: &str,
+    (prompt, suffix): (&str, Option<&str>),
     mut generation: Generation,
     (lines, caller): (Lines, Caller),
 ) -> Result<Job, ApiError> {
     let info = server.model.handle.info();
     let adapter = generation.select_adapter(&server.model.handle)?;
-    let ids = tokens_of_text("prompt", prompt, Around::Added, (&info.tokenizer, info.context))?;
+    let bounds = (&info.tokenizer, info.context);
+    let ids = match suffix {
+        Some(suffix) => tokens_between("suffix", (prompt, suffix), &[], bounds)?,
+        None => tokens_of_text("prompt", prompt, Around::Added, bounds)?,
+    };
     let max_new = generation.max_new_tokens(server.model.max_tokens, info.context.saturating_sub(ids.len()));
     generation.separate_cache(caller);
     let prompt = Prompt { ids, echo: None, is_text: true };

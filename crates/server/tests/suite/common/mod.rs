@@ -45,6 +45,11 @@ fn byte_characters() -> Vec<char> {
 
 /// Byte-level vocabulary with a few words and special tokens. Prompts begin with `<s>`.
 pub(crate) fn tokenizer() -> Tokenizer {
+    tokenizer_with(&[])
+}
+
+/// The same with more special tokens, from [`VOCAB`] on.
+pub(crate) fn tokenizer_with(more: &[&str]) -> Tokenizer {
     let bytes = byte_characters();
     let mut vocab: serde_json::Map<String, Value> =
         bytes.iter().enumerate().map(|(id, c)| (c.to_string(), id.into())).collect();
@@ -58,9 +63,11 @@ pub(crate) fn tokenizer() -> Tokenizer {
         json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false,
                "lstrip": false, "rstrip": false})
     };
+    let mut added = vec![special(BOS, "<s>"), special(START, "<|im_start|>"), special(END, "<|im_end|>")];
+    added.extend(more.iter().zip(VOCAB as u32..).map(|(content, id)| special(id, content)));
     let file = json!({
         "version": "1.0",
-        "added_tokens": [special(BOS, "<s>"), special(START, "<|im_start|>"), special(END, "<|im_end|>")],
+        "added_tokens": added,
         "normalizer": null,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
         "post_processor": {

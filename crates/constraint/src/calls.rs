@@ -103,7 +103,7 @@ impl Grammar {
 fn arguments(writing: &Writing, tool: &Callable) -> Grammar {
     let (schema, best_effort) = (tool.parameters.clone(), tool.best_effort);
     match writing.arguments() {
-        Arguments::Object => Grammar::JsonSchema { schema, best_effort },
+        Arguments::Object => Grammar::Arguments { schema, best_effort },
         Arguments::Each(each) => Grammar::Members(Members {
             schema,
             best_effort,

@@ -17,6 +17,7 @@ use crate::limits::{Budget, Limits};
 use crate::matcher::Start;
 use crate::refused::Refused;
 use crate::rules::{Rules, Symbol};
+use crate::schema::Blanks;
 use crate::vocabulary::Vocabulary;
 use crate::{gbnf, lark, list, schema, tagged};
 
@@ -159,10 +160,12 @@ fn write(
 ) -> Result<Symbol, Refused> {
     match grammar {
         Grammar::JsonObject => {
-            schema::write(rules, &json!({"type": "object"}), false).map(|(start, _)| start)
+            schema::write(rules, &json!({"type": "object"}), (false, Blanks::Any)).map(|(start, _)| start)
         }
-        Grammar::JsonSchema { schema, best_effort } => {
-            let (start, left_out) = schema::write(rules, schema, *best_effort)?;
+        Grammar::JsonSchema { schema, best_effort } | Grammar::Arguments { schema, best_effort } => {
+            let is_call = matches!(grammar, Grammar::Arguments { .. });
+            let blanks = if is_call { Blanks::Dumped } else { Blanks::Any };
+            let (start, left_out) = schema::write(rules, schema, (*best_effort, blanks))?;
             unenforced.extend(left_out);
             Ok(start)
         }

@@ -14,6 +14,14 @@ pub enum Grammar {
         /// True if keywords that cannot be enforced are left out; if not, they refuse the schema.
         best_effort: bool,
     },
+    /// JSON that is valid under a JSON Schema, with the blanks of Python's `json.dumps`: so templates write the arguments of
+    /// earlier calls.
+    Arguments {
+        /// The schema.
+        schema: Value,
+        /// True if keywords that cannot be enforced are left out; if not, they refuse the schema.
+        best_effort: bool,
+    },
     /// A regular expression in the syntax of Rust's `regex` crate, which matches the whole text.
     Regex(String),
     /// One of these texts.
@@ -73,7 +81,8 @@ pub struct List {
 }
 
 /// The members of an object that is valid under a JSON Schema, each between texts of its own, in which special tokens that are
-/// written out are those tokens. Strings are written as they are, and other values as JSON.
+/// written out are those tokens. Strings are written as they are, and other values as JSON with the blanks of Python's
+/// `json.dumps`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Members {
     /// The schema.

@@ -48,6 +48,10 @@ pub(super) static CASES: &[Case] = &[
     case("8 streams of log-probabilities that nobody reads", false, unread_streams),
     case("64 answers with log-probabilities, on 16 slots", false, many_log_probabilities),
     case("500 clients that vanish", false, vanishing),
+    case("another schema in each request", false, new_schemas),
+    case("schemas, grammars and expressions that cost too much", false, costly_structures),
+    case("tools of 100 KB", false, many_tools),
+    case("responses of 1 MB to be kept", false, kept_responses),
     Case {
         space: Some(800_000),
         ..case("one prompt of 15 MB, in 800 MB of address space", true, one_prompt)
@@ -132,6 +136,72 @@ fn many_values(server: &Client) -> io::Result<usize> {
         }
         Ok(0)
     })
+}
+
+/// Asks for a short text of a structure.
+fn structured(server: &Client, structure: &str) -> io::Result<(u16, usize)> {
+    server.post("/v1/completions", &format!("{{\"prompt\":\"x\",\"max_tokens\":4,{structure}}}"))
+}
+
+fn new_schemas(server: &Client) -> io::Result<usize> {
+    let number = std::sync::atomic::AtomicUsize::new(0);
+    at_once(8, || {
+        let next = number.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let schema = format!(
+            "\"json_schema\":{{\"type\":\"object\",\"properties\":{{\"p{next}\":{{\"type\":\"string\"}},\"q\":{{\"enum\":[\"{next}\"]}}}},\
+             \"required\":[\"p{next}\",\"q\"]}}"
+        );
+        // The queue may be full.
+        Ok(structured(server, &schema)?.1)
+    })
+}
+
+fn costly_structures(server: &Client) -> io::Result<usize> {
+    let deep = format!("{}true{}", "{\"items\":".repeat(60), "}".repeat(60));
+    let all = [
+        "\"json_schema\":{\"$ref\":\"#\"}".to_owned(),
+        "\"json_schema\":{\"$ref\":\"https://example.com/schema\"}".to_owned(),
+        "\"json_schema\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"},\"minItems\":1000000000}"
+            .to_owned(),
+        "\"json_schema\":{\"type\":\"string\",\"pattern\":\"^(((a{1,200}){1,200}){1,200})$\"}".to_owned(),
+        "\"json_schema\":{\"allOf\":[{\"type\":\"string\"},{\"type\":\"integer\"}]}".to_owned(),
+        format!("\"json_schema\":{deep}"),
+        "\"regex\":\"(a+)+(b|c{1,5000}){1,5000}$\"".to_owned(),
+        "\"grammar\":\"root ::= root root | \\\"a\\\" | root\"".to_owned(),
+        "\"grammar\":\"root ::= a\\na ::= (a | \\\"x\\\"){1,100000}\"".to_owned(),
+    ];
+    at_once(4, || {
+        let mut longest = 0;
+        for structure in &all {
+            longest = longest.max(structured(server, structure)?.1);
+        }
+        Ok(longest)
+    })
+}
+
+fn many_tools(server: &Client) -> io::Result<usize> {
+    let one = |i: usize| {
+        format!(
+            "{{\"type\":\"function\",\"function\":{{\"name\":\"tool{i}\",\"description\":\"{}\",\"parameters\":{{\"type\":\"object\",\
+             \"properties\":{{\"a{i}\":{{\"type\":\"string\"}}}}}}}}}}",
+            "d".repeat(100)
+        )
+    };
+    let tools: Vec<String> = (0..400).map(one).collect();
+    let body = format!(
+        "{{\"messages\":[{{\"role\":\"user\",\"content\":\"x\"}}],\"tool_choice\":\"required\",\"tools\":[{}]}}",
+        tools.join(",")
+    );
+    // The demo model's template has no place for tools, or its context none for so many.
+    at_once(4, || Ok(server.post("/v1/chat/completions", &body)?.1))
+}
+
+fn kept_responses(server: &Client) -> io::Result<usize> {
+    let body = format!(
+        "{{\"input\":\"x\",\"max_output_tokens\":1,\"metadata\":{{\"a\":\"{}\"}}}}",
+        "m".repeat(1_000_000)
+    );
+    at_once(4, || Ok(server.post("/v1/responses", &body)?.1))
 }
 
 fn stalled_bodies(server: &Client, count: usize, length: usize, sent: usize) -> io::Result<usize> {

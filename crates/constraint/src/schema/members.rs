@@ -6,7 +6,7 @@ use super::properties;
 use super::schemas::Schemas;
 use super::shape::{All, Shape};
 use super::values::ROOT;
-use super::writer::Writer;
+use super::writer::{Blanks, Writer};
 use crate::grammar::Members;
 use crate::parts::text;
 use crate::refused::Refused;
@@ -19,7 +19,7 @@ pub(super) fn write(
     members: &Members,
     schemas: &mut Schemas<'_>,
 ) -> Result<Symbol, Refused> {
-    let mut writer = Writer::new(rules, schemas).ended_by(&members.ends);
+    let mut writer = Writer::new(rules, schemas, Blanks::Dumped).ended_by(&members.ends);
     let mut alternatives = Vec::new();
     for shape in writer.schemas.expand(&ROOT)? {
         let Some(objects) = &shape.objects else { continue };

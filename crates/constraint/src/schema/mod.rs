@@ -29,14 +29,16 @@ use crate::refused::Refused;
 use crate::rules::{Rules, Symbol};
 use crate::vocabulary::Vocabulary;
 
+pub(crate) use writer::Blanks;
+
 /// Rules for the values of a schema. Also what was left out, if the schema is enforced as far as possible.
 pub(crate) fn write(
     rules: &mut Rules,
     schema: &Value,
-    best_effort: bool,
+    (best_effort, blanks): (bool, Blanks),
 ) -> Result<(Symbol, Vec<Refused>), Refused> {
     let mut schemas = schemas::Schemas::new(schema, best_effort, rules.budget().clone())?;
-    let start = values::write(rules, &mut schemas)?;
+    let start = values::write(rules, &mut schemas, blanks)?;
     Ok((start, schemas.left_out()))
 }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::draft;
 use super::shape::{All, Objects, Properties, join};
 use super::strings::{Strings, quoted};
-use super::writer::{BLANKS, Writer};
+use super::writer::Writer;
 use crate::refused::Refused;
 use crate::rules::Symbol;
 
@@ -31,7 +31,7 @@ pub(super) fn write(writer: &mut Writer<'_, '_>, objects: &Objects) -> Result<Sy
     let allowed = names(writer, objects)?;
     let property = |writer: &mut Writer<'_, '_>, name: &str, all: All| {
         let text = Value::from(name).to_string();
-        let key = RegexAst::Concat(vec![RegexAst::Literal(text), colon(writer)?]);
+        let key = RegexAst::Concat(vec![RegexAst::Literal(text), writer.colon()?]);
         let (key, value) = (writer.rules.terminal(&key)?, writer.value(all));
         writer.rules.any_of([vec![key, value]])
     };
@@ -41,7 +41,7 @@ pub(super) fn write(writer: &mut Writer<'_, '_>, objects: &Objects) -> Result<Sy
     let mut others = Vec::new();
     for (text, all) in unnamed(writer, objects, allowed.as_deref())? {
         let text = writer.without_ends(text);
-        let key = RegexAst::Concat(vec![quoted(text), colon(writer)?]);
+        let key = RegexAst::Concat(vec![quoted(text), writer.colon()?]);
         let (key, value) = (writer.rules.terminal(&key)?, writer.value(all));
         others.push(vec![key, value]);
     }
@@ -115,10 +115,6 @@ pub(super) fn row(
         }
         None => writer.rules.any_of([]),
     }
-}
-
-fn colon(writer: &mut Writer<'_, '_>) -> Result<RegexAst, Refused> {
-    writer.rules.known(&format!("{BLANKS}:{BLANKS}"))
 }
 
 fn any_has(allowed: &[Strings], name: &str) -> Result<bool, Refused> {

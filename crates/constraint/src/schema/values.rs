@@ -8,7 +8,7 @@ use super::properties;
 use super::schemas::Schemas;
 use super::shape::{All, Arrays, Shape, join};
 use super::strings::quoted;
-use super::writer::Writer;
+use super::writer::{Blanks, Writer};
 use crate::refused::Refused;
 use crate::rules::{Rules, Symbol};
 
@@ -16,8 +16,8 @@ use crate::rules::{Rules, Symbol};
 pub(super) const ROOT: [Part; 1] = [Part(0)];
 
 /// Rules for the values of the root of a document.
-pub(super) fn write(rules: &mut Rules, schemas: &mut Schemas<'_>) -> Result<Symbol, Refused> {
-    let mut writer = Writer::new(rules, schemas);
+pub(super) fn write(rules: &mut Rules, schemas: &mut Schemas<'_>, blanks: Blanks) -> Result<Symbol, Refused> {
+    let mut writer = Writer::new(rules, schemas, blanks);
     let start = writer.value(ROOT.into());
     writer.define_all()?;
     Ok(start)

@@ -9,7 +9,27 @@ use crate::refused::Refused;
 use crate::rules::{Rules, Symbol};
 
 /// Blanks between two parts of a text: a limit keeps a model from writing nothing else.
-pub(super) const BLANKS: &str = r"( |(\r?\n){1,2}[ \t]{0,40})?";
+const ANY: &str = r"( |(\r?\n){1,2}[ \t]{0,40})?";
+
+/// Blanks around punctuation marks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blanks {
+    /// None or some.
+    Any,
+    /// Those of Python's `json.dumps`: a space behind colons and commas.
+    Dumped,
+}
+
+impl Blanks {
+    /// The source of a mark's expression, with blanks in front of it and behind it.
+    fn around(self, mark: &str, (before, after): (bool, bool)) -> String {
+        let [before, after] = match self {
+            Blanks::Any => [before, after].map(|wanted| if wanted { ANY } else { "" }),
+            Blanks::Dumped => ["", if matches!(mark, "," | ":") { " " } else { "" }],
+        };
+        format!(r"{before}\{mark}{after}")
+    }
+}
 
 /// Rules that are written once for each list of schemas.
 pub(super) struct Writer<'a, 's> {
@@ -18,12 +38,13 @@ pub(super) struct Writer<'a, 's> {
     known: HashMap<All, Symbol>,
     /// Texts that no string may contain, since they end what the value stands in.
     ends: Option<RegexAst>,
+    blanks: Blanks,
     pub(super) waiting: Vec<(All, Symbol)>,
 }
 
 impl<'a, 's> Writer<'a, 's> {
-    pub(super) fn new(rules: &'a mut Rules, schemas: &'a mut Schemas<'s>) -> Writer<'a, 's> {
-        Writer { rules, schemas, known: HashMap::new(), ends: None, waiting: Vec::new() }
+    pub(super) fn new(rules: &'a mut Rules, schemas: &'a mut Schemas<'s>, blanks: Blanks) -> Writer<'a, 's> {
+        Writer { rules, schemas, known: HashMap::new(), ends: None, blanks, waiting: Vec::new() }
     }
 
     /// A writer of values that stand in something which one of these texts ends.
@@ -56,8 +77,12 @@ impl Writer<'_, '_> {
 
     /// A punctuation mark with the blanks around it.
     pub(super) fn mark(&mut self, before: bool, mark: &str, after: bool) -> Result<Symbol, Refused> {
-        let blanks = |wanted: bool| if wanted { BLANKS } else { "" };
-        let mark = self.rules.known(&format!(r"{}\{mark}{}", blanks(before), blanks(after)))?;
+        let mark = self.rules.known(&self.blanks.around(mark, (before, after)))?;
         self.rules.terminal(&mark)
+    }
+
+    /// The colon behind a name.
+    pub(super) fn colon(&mut self) -> Result<RegexAst, Refused> {
+        self.rules.known(&self.blanks.around(":", (true, true)))
     }
 }

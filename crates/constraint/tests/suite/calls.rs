@@ -156,6 +156,7 @@ fn calls_stand_in_free_text() {
             continue;
         }
         let (many, one) = (grammar(false, Beside::Text), grammar(true, Beside::Text));
+        let tight = call("f", "5").replace("\"n\": ", "\"n\":");
         for (text, is_right, is_single) in [
             (String::new(), true, true),
             ("No call.".into(), true, true),
@@ -164,6 +165,8 @@ fn calls_stand_in_free_text() {
             (format!("Let me see.\n{} Well.\n{}\nDone.", call("f", "5"), call("g", "")), true, false),
             (call("f", "x"), false, false),
             (call("f", ""), false, false),
+            // Written otherwise than templates write it, if there is a colon.
+            (tight.clone(), tight == call("f", "5"), true),
             (format!("Let me see.\n{}", call("g", "5")), false, false),
             (format!("Let me see.\n{}", call("h", "")), false, false),
             (format!("Let me see. {}", writing.trigger()), false, false),

@@ -102,6 +102,8 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
     post("/embeddings", "as with /v1").encoder(|m| on(m, embeddings::embeddings)),
     post("/rerank", "as with /v1").encoder(|m| on(m, rerank::rerank)),
     post("/v2/rerank", "the same").encoder(|m| on(m, rerank::rerank)),
+    post("/score", "relevance of pairs of texts, in vLLM's form").encoder(|m| on(m, rerank::score)),
+    post("/v1/score", "the same").encoder(|m| on(m, rerank::score)),
     post("/tokenize", "tokens of a text or of a chat").generator(|m| on(m, tokens::tokenize)),
     post("/detokenize", "the text of tokens").generator(|m| on(m, tokens::detokenize)),
     get("/lora-adapters", "the LoRA adapters that are loaded").generator(|m| on(m, adapters::list)),

@@ -1,4 +1,4 @@
-//! `/v1/models`.
+//! `/v1/models`, in the form of OpenAI's API and of Anthropic's at once.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use serde::Serialize;
 
+use crate::clock::rfc3339_of;
 use crate::errors::{ApiError, respond};
 use crate::state::AnyServer;
 
@@ -14,6 +15,9 @@ use crate::state::AnyServer;
 struct Models {
     object: &'static str,
     data: Vec<Model>,
+    has_more: bool,
+    first_id: Option<String>,
+    last_id: Option<String>,
 }
 
 /// A model in `/v1/models`.
@@ -23,6 +27,9 @@ struct Model {
     object: &'static str,
     created: u64,
     owned_by: &'static str,
+    r#type: &'static str,
+    display_name: String,
+    created_at: String,
     /// Primary name; for an adapter, its own name.
     root: Option<String>,
     /// Base model of an adapter.
@@ -34,20 +41,28 @@ struct Model {
 fn list(server: &AnyServer) -> Vec<Model> {
     let (names, max_model_len) = (server.model.names(), server.model.context());
     let first = names.first();
-    let (object, created, owned_by) = ("model", server.since, "tallow");
-    let model = |id: &String| {
-        let (id, root, parent) = (id.clone(), first.cloned(), None);
-        Model { id, object, created, owned_by, root, parent, max_model_len }
+    let model = |id: String, root: Option<String>, parent: Option<String>| Model {
+        display_name: id.clone(),
+        id,
+        object: "model",
+        created: server.since,
+        owned_by: "tallow",
+        r#type: "model",
+        created_at: rfc3339_of(server.since),
+        root,
+        parent,
+        max_model_len,
     };
-    let adapter = |id: String| {
-        let (root, parent) = (Some(id.clone()), first.cloned());
-        Model { id, object, created, owned_by, root, parent, max_model_len }
-    };
-    names.iter().map(model).chain(server.model.adapters().into_iter().map(adapter)).collect()
+    let own = names.iter().map(|id| model(id.clone(), first.cloned(), None));
+    let adapters = server.model.adapters().into_iter();
+    own.chain(adapters.map(|id| model(id.clone(), Some(id), first.cloned()))).collect()
 }
 
 pub(crate) async fn models(State(server): State<Arc<AnyServer>>) -> Result<Response, ApiError> {
-    respond(&Models { object: "list", data: list(&server) })
+    let data = list(&server);
+    let id = |model: Option<&Model>| model.map(|model| model.id.clone());
+    let (first_id, last_id) = (id(data.first()), id(data.last()));
+    respond(&Models { object: "list", data, has_more: false, first_id, last_id })
 }
 
 pub(crate) async fn model(

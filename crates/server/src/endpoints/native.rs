@@ -20,7 +20,7 @@ use crate::state::Server;
 /// Most files beside the one that is filled in.
 const MAX_FILES: usize = 256;
 
-/// Parses the body of a request to `/infill`: a prefix, a suffix, and other files.
+/// What `/infill` is asked for: the prefix, the suffix, and other files.
 type Infill = (String, String, Vec<(String, String)>);
 
 /// Takes the fields that both endpoints share.

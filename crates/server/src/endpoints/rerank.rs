@@ -1,4 +1,4 @@
-//! `/v1/rerank`: relevance of documents to a query, as in Jina's and Cohere's APIs.
+//! `/v1/rerank`: relevance of documents to a query, as in Jina's and Cohere's APIs; `/score`: that of pairs, as in vLLM's.
 
 use std::sync::Arc;
 
@@ -68,8 +68,86 @@ pub(crate) async fn rerank(
     respond(&Ranking { id: format!("rerank-{}", crate::request_id::unique()), model, usage, results })
 }
 
-/// Parses and tokenizes a body.
-fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<RerankRequest, ApiError> {
+#[derive(Serialize)]
+struct Scores {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    data: Vec<Score>,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Score {
+    index: usize,
+    object: &'static str,
+    score: f32,
+}
+
+pub(crate) async fn score(
+    State(server): State<Arc<Server<ServedEncoder>>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (inputs, model) = read_json(&server, request).await?.process(&server, parse_pairs).await?;
+    let usage = Usage::of(&inputs);
+    let scores = encode(&server, inputs).await?;
+    let score = |(index, score): (usize, &Vec<f32>)| {
+        let score = relevance(score.first().copied().unwrap_or(0.0));
+        Score { index, object: "score", score }
+    };
+    respond(&Scores {
+        id: format!("score-{}", crate::request_id::unique()),
+        object: "list",
+        created: crate::clock::unix_time(),
+        model,
+        data: scores.iter().enumerate().map(score).collect(),
+        usage,
+    })
+}
+
+/// Parses and tokenizes pairs: `text_1` and `text_2` are as many texts, or the first is one for all of the second.
+fn parse_pairs(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<(Vec<Item>, String), ApiError> {
+    ranks(server)?;
+    let info = server.model.handle.info();
+    let mut fields = Fields::body(&body)?;
+    drop(body);
+    let model = model(&mut fields, &info.names)?;
+    fields.text("user")?;
+    let mut taken = |name: &'static str| match fields.take(name) {
+        None => Err(ApiError::field(name, format!("{name} is missing"))),
+        Some(value @ Value::Array(_)) => {
+            fields.set(name, value);
+            Ok(fields.list(name, document)?.unwrap_or_default())
+        }
+        Some(value) => Ok(vec![document(name.to_owned(), value)?]),
+    };
+    let (first, second) = (taken("text_1")?, taken("text_2")?);
+    fields.finish()?;
+    if second.is_empty() || second.len() > MAX_TEXTS || (first.len() != 1 && first.len() != second.len()) {
+        let why = format!(
+            "text_2 should have from 1 to {MAX_TEXTS} texts, and text_1 one or as many; they have {} and {}",
+            second.len(),
+            first.len()
+        );
+        return Err(ApiError::field("text_2", why));
+    }
+    let query = |(i, text): (usize, &String)| {
+        let query = info.inputs.first(text, Truncation::End);
+        query.map_err(|why| input_error(&format!("text_1[{i}]"), &why))
+    };
+    // One query is tokenized once, however many texts there are.
+    let queries: Vec<_> = first.iter().enumerate().map(query).collect::<Result<_, _>>()?;
+    let pair = |(i, text): (usize, &String)| {
+        let pair = queries.get(i).unwrap_or(&queries[0]).with(text);
+        pair.map_err(|why| input_error(&format!("text_2[{i}]"), &why))
+    };
+    let pairs = second.iter().enumerate().map(|each| pair(each).map(Item::Text));
+    Ok((pairs.collect::<Result<_, _>>()?, model))
+}
+
+/// Fails if the model gives no scores of pairs.
+fn ranks(server: &Server<ServedEncoder>) -> Result<(), ApiError> {
     let info = server.model.handle.info();
     if info.task != PoolingTask::Classify {
         let why = "the model of this server computes embeddings and is no reranker; it has /v1/embeddings";
@@ -82,6 +160,13 @@ fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<RerankRequest,
         );
         return Err(ApiError::new(StatusCode::NOT_FOUND, why));
     }
+    Ok(())
+}
+
+/// Parses and tokenizes a body.
+fn parse(server: &Server<ServedEncoder>, body: Vec<u8>) -> Result<RerankRequest, ApiError> {
+    ranks(server)?;
+    let info = server.model.handle.info();
     let mut fields = Fields::body(&body)?;
     drop(body);
     let model = model(&mut fields, &info.names)?;

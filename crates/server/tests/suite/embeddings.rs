@@ -336,6 +336,26 @@ fn documents_are_ranked() {
     let top = post(RERANK, json!({"query": "cat", "documents": objects, "top_n": 2})).get(&server).json();
     let top: Vec<(usize, f64)> = top["results"].as_array().unwrap().iter().map(of).collect();
     assert_eq!(top, ranked[..2]);
+    // Pairs get the same scores, in their own order.
+    let scores = |first: Value, second: Value| -> Vec<f64> {
+        let body = json!({"model": "tiny", "text_1": first, "text_2": second});
+        let scored = post("/score", body).get(&server).json();
+        let data = scored["data"].as_array().unwrap();
+        assert!(data.iter().enumerate().all(|(i, one)| one["index"] == i && one["object"] == "score"));
+        data.iter().map(|one| one["score"].as_f64().unwrap()).collect()
+    };
+    let all = scores(json!("cat"), json!(documents));
+    assert!(ranked.iter().all(|(index, score)| all[*index] == *score), "{all:?}");
+    let pairs = scores(json!(["cat", "dog"]), json!(["mat", "mat"]));
+    assert_eq!((pairs[0], pairs.len()), (all[3], 2));
+    assert_eq!(scores(json!(["cat"]), json!("mat")), [all[3]]);
+    for body in [
+        json!({"text_1": "a"}),
+        json!({"text_1": ["a", "b"], "text_2": "c"}),
+        json!({"text_1": [1], "text_2": "c"}),
+    ] {
+        assert_eq!(post("/score", &body).get(&server).status, 400, "{body}");
+    }
 }
 
 #[test]

@@ -5,10 +5,9 @@ usage: anthropic_client.py BASE_URL
 Run by `cargo xtask clients`, which serves the demo model with a template that has tools and thinking.
 """
 import asyncio
-import time
 
 import anthropic
-from checks import BASE, CITY, PERSON, PROMPT, check, idle, is_city, is_person, raises
+from checks import BASE, CITY, PERSON, PROMPT, at_once, check, idle, is_city, is_person, raises
 
 client = anthropic.Anthropic(base_url=BASE, api_key="none", max_retries=0, timeout=120)
 MODEL = client.models.list().data[0].id
@@ -110,11 +109,7 @@ async def many() -> None:
         async with several.messages.stream(**ask(messages=messages, max_tokens=24)) as stream:
             return "".join([text async for text in stream.text_stream])
 
-    begun = time.monotonic()
-    answers = await asyncio.gather(*(one(i) for i in range(64)))
-    took = time.monotonic() - begun
-    same = all(answers[i] == answers[i % 8] for i in range(64))
-    check(f"64 at once ({took:.1f} s), the same answer to the same prompt", same, answers[:16])
+    await at_once(one)
 
 
 def main() -> None:

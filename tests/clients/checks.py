@@ -1,9 +1,10 @@
 """What the scripts of all clients share: the server's address, and checks that end a script at the first that fails."""
+import asyncio
 import json
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 BASE = sys.argv[1]
 PROMPT = "Once upon a time"
@@ -58,3 +59,13 @@ def post(path: str, body: dict) -> dict:
     request = urllib.request.Request(BASE + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)
+
+
+async def at_once(one: Callable[[int], Awaitable[str]]) -> list[str]:
+    """64 requests at once, each of which has the prompt of every eighth."""
+    begun = time.monotonic()
+    answers = await asyncio.gather(*(one(i) for i in range(64)))
+    took = time.monotonic() - begun
+    same = all(answers[i] == answers[i % 8] for i in range(64))
+    check(f"64 at once ({took:.1f} s), the same answer to the same prompt", same, answers[:16])
+    return answers

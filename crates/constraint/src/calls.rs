@@ -17,7 +17,7 @@ pub struct Callable {
     pub best_effort: bool,
 }
 
-/// What an answer may be, other than calls.
+/// Answers that are allowed besides calls.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Beside {
     /// Nothing.

@@ -68,7 +68,7 @@ pub struct Tag {
 /// those tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct List {
-    /// What may stand in front of it, each any number of times.
+    /// Parts that may stand in front of it, each any number of times.
     pub before: Vec<Tag>,
     /// The text in front of the first part.
     pub open: String,

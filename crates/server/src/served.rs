@@ -24,7 +24,7 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
     }
     /// Context length in tokens.
     fn context(&self) -> usize;
-    /// What it can do, in Ollama's words.
+    /// Its capabilities, in Ollama's words.
     fn capabilities(&self) -> Vec<&'static str>;
     /// Its chat template, if it has one.
     fn template(&self) -> Option<String> {
@@ -90,7 +90,7 @@ impl Served {
         self.templates.as_ref()?.choose(with_tools)
     }
 
-    /// How the model writes its output in such chats.
+    /// Output format of the model in such chats.
     pub(crate) fn output_format(&self, with_tools: bool) -> OutputFormat {
         match (self.template(with_tools), self.tool_format) {
             (None, _) => OutputFormat::plain(),

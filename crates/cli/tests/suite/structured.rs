@@ -150,13 +150,9 @@ fn a_model_is_made_to_call() {
         ]);
         let call = |choice: Value, seed: u64| {
             let body = json!({"messages": [{"role": "user", "content": "Sun?"}], "tools": tools, "tool_choice": choice,
-                "parallel_tool_calls": false, "temperature": 2.0, "seed": seed, "max_tokens": 250});
+                "parallel_tool_calls": false, "temperature": 1.5, "seed": seed, "max_tokens": 250});
             let answered = whole(server.request("POST", "/v1/chat/completions", &body.to_string()));
             let choice = &answered["choices"][0];
-            // Whitespace may fill the context.
-            if choice["finish_reason"] == "length" {
-                return None;
-            }
             assert_eq!(
                 (&choice["finish_reason"], &choice["message"]["content"]),
                 (&json!("tool_calls"), &Value::Null)
@@ -178,18 +174,14 @@ fn a_model_is_made_to_call() {
                     );
                 }
             }
-            Some(text("name"))
+            text("name")
         };
         let named = |name: &str| json!({"type": "function", "function": {"name": name}});
-        let names: Vec<String> = (0..12).filter_map(|seed| call(json!("required"), seed)).collect();
-        assert!(names.len() >= 10, "{names:?}");
+        let names: Vec<String> = (0..12).map(|seed| call(json!("required"), seed)).collect();
         assert!(
             names.iter().any(|name| name == "clock") && names.iter().any(|name| name == "forecast"),
             "{names:?}"
         );
-        for name in ["clock", "forecast"] {
-            let forced: Vec<String> = (0..3).filter_map(|seed| call(named(name), seed)).collect();
-            assert!(forced.len() >= 2 && forced.iter().all(|forced| forced == name), "{forced:?}");
-        }
+        assert_eq!([call(named("clock"), 1), call(named("forecast"), 1)], ["clock", "forecast"]);
     }
 }

@@ -118,14 +118,9 @@ fn unsupported(kind: &str, block: &Fields) -> ApiError {
     ApiError::field(block.path("type"), why).code("unsupported_value")
 }
 
-fn needed(block: &mut Fields, name: &str) -> Result<String, ApiError> {
-    let path = block.path(name);
-    block.text(name)?.ok_or_else(|| ApiError::field(path.clone(), format!("{path} is missing")))
-}
-
 /// The text of a block of text.
 fn text_of(mut block: Fields) -> Result<String, ApiError> {
-    let text = needed(&mut block, "text")?;
+    let text = block.needed("text")?;
     block.only("citations", Value::is_array, "it should be a list; or leave it out")?;
     block.finish()?;
     Ok(text)
@@ -155,7 +150,7 @@ fn from_user(path: String, content: Value) -> Result<Vec<Value>, ApiError> {
             "document" => written.push(document(block)?),
             "tool_result" => {
                 flush(&mut written, &mut messages);
-                let id = needed(&mut block, "tool_use_id")?;
+                let id = block.needed("tool_use_id")?;
                 let path = block.path("content");
                 let content = block.take("content").map(|content| texts(path, content)).transpose()?;
                 let content = content.unwrap_or_default();
@@ -183,7 +178,7 @@ fn document(mut block: Fields) -> Result<String, ApiError> {
     let body = match kind.as_str() {
         "text" => {
             source.only("media_type", |kind| *kind == "text/plain", "only text/plain is supported")?;
-            needed(&mut source, "data")?
+            source.needed("data")?
         }
         "content" => {
             let path = source.path("content");
@@ -205,14 +200,14 @@ fn from_assistant(path: String, content: Value) -> Result<Value, ApiError> {
         match kind.as_str() {
             "text" => written.push(text_of(block)?),
             "thinking" => {
-                reasoning.push(needed(&mut block, "thinking")?);
+                reasoning.push(block.needed("thinking")?);
                 block.text("signature")?;
                 block.finish()?;
             }
             // Reasoning of another model that none can read.
             "redacted_thinking" => {}
             "tool_use" => {
-                let (id, name) = (needed(&mut block, "id")?, needed(&mut block, "name")?);
+                let (id, name) = (block.needed("id")?, block.needed("name")?);
                 let input = block.take("input").unwrap_or_else(|| Value::Object(Map::new()));
                 block.only("caller", Value::is_object, "it should be an object; or leave it out")?;
                 block.finish()?;
@@ -299,7 +294,7 @@ fn tool_use(fields: &mut Fields) -> Result<ToolUse, ApiError> {
             "auto" => Choice::Auto,
             "any" => Choice::Required,
             "none" => Choice::None,
-            "tool" => Choice::Named(chosen.path("name"), needed(&mut chosen, "name")?),
+            "tool" => Choice::Named(chosen.path("name"), chosen.needed("name")?),
             _ => {
                 let path = chosen.path("type");
                 let why = format!("{path} should be auto, any, tool or none, and is {}", quoted(&kind));

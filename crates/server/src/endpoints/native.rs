@@ -20,7 +20,7 @@ use crate::state::Server;
 /// Most files beside the one that is filled in.
 const MAX_FILES: usize = 256;
 
-/// What `/infill` is asked for: the prefix, the suffix, and other files.
+/// Fields of `/infill`: the prefix, the suffix, and other files.
 type Infill = (String, String, Vec<(String, String)>);
 
 /// Takes the fields that both endpoints share.
@@ -43,9 +43,7 @@ fn infill_request(fields: &mut Fields) -> Result<Infill, ApiError> {
     let line = fields.text("prompt")?.unwrap_or_default();
     let files = fields.list("input_extra", |path, value| {
         let mut file = Fields::within(path, value)?;
-        let path = file.path("text");
-        let name = file.text("filename")?.unwrap_or_default();
-        let text = file.text("text")?.ok_or_else(|| ApiError::field(&*path, format!("{path} is missing")))?;
+        let (name, text) = (file.text("filename")?.unwrap_or_default(), file.needed("text")?);
         // When it was looked at.
         file.take("time");
         file.finish()?;

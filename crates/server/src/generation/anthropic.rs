@@ -33,7 +33,7 @@ struct Message<'a> {
     content: Vec<Block<'a>>,
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
-    /// Of refusals, as `container` is of code that is executed: the schema wants them.
+    /// Always null, as `container` is: the schema requires both.
     stop_details: (),
     usage: Usage,
     container: (),
@@ -44,7 +44,7 @@ struct Message<'a> {
 enum Block<'a> {
     Thinking {
         thinking: &'a str,
-        /// Of reasoning that is secret, which this is not.
+        /// Empty: it is for encrypted reasoning.
         signature: &'static str,
     },
     Text {
@@ -74,7 +74,7 @@ struct Usage {
     cache_read_input_tokens: usize,
     output_tokens: usize,
     output_tokens_details: Details,
-    /// What the schema wants and is not there.
+    /// Always null: the schema requires it, as the next two.
     cache_creation: (),
     inference_geo: (),
     server_tool_use: (),

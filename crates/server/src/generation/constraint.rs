@@ -52,7 +52,7 @@ struct Before {
     limit: Option<Limit>,
 }
 
-/// What is left of a limit.
+/// Rest of a limit.
 #[derive(Clone, Debug)]
 struct Limit {
     tokens: usize,

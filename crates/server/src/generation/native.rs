@@ -24,7 +24,7 @@ struct Line<'a> {
     end: Option<Ended<'a>>,
 }
 
-/// What is known at the end.
+/// Fields of the last line.
 #[derive(Serialize)]
 struct Ended<'a> {
     model: &'a str,

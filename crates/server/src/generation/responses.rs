@@ -24,7 +24,7 @@ pub(crate) struct ResponseRequest {
     /// Its own items.
     pub(crate) input: Vec<Item>,
     pub(crate) caller: Caller,
-    /// Where the response is kept, if it is.
+    /// The store that keeps the response, if it is kept.
     pub(crate) store: Option<Arc<ResponseStore>>,
     /// True if it is generated while nobody waits for it.
     pub(crate) background: bool,

@@ -29,7 +29,7 @@ pub(crate) struct ToolUse {
     pub(crate) calls: Option<CallRules>,
 }
 
-/// Which calls an answer may have.
+/// Rules for the calls of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct CallRules {
     /// The field that says how tools are used.
@@ -164,7 +164,7 @@ impl ToolUse {
     }
 }
 
-/// How tools are used.
+/// `tool_choice`, in each API.
 #[derive(Clone, Debug)]
 pub(crate) enum Choice {
     /// The model chooses.

@@ -3,7 +3,7 @@
 use crate::errors::ApiError;
 use crate::generation::outputs::{AnswerPart, ChoiceEvent, End, Totals};
 
-/// What all parts of an answer share.
+/// Fields that all parts of an answer share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) id: String,

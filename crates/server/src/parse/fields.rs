@@ -84,6 +84,12 @@ impl Fields {
         }
     }
 
+    /// Takes a string that must be there.
+    pub(crate) fn needed(&mut self, name: &str) -> Result<String, ApiError> {
+        let path = self.path(name);
+        self.text(name)?.ok_or_else(|| ApiError::field(path.clone(), format!("{path} is missing")))
+    }
+
     /// Takes a string of at most `max_bytes` bytes.
     pub(crate) fn short_text(&mut self, name: &str, max_bytes: usize) -> Result<Option<String>, ApiError> {
         let text = self.text(name)?;

@@ -72,7 +72,7 @@ impl OutputFormat {
         OutputFormat::with(ToolFormat::of(template), template)
     }
 
-    /// Of a model without a chat template: text alone.
+    /// The format of a model without a chat template: text alone.
     pub fn plain() -> OutputFormat {
         OutputFormat { tools: &format::PLAIN_FORMAT, marks: Marks::None, writing: None }
     }

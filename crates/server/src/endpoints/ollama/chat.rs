@@ -140,9 +140,7 @@ fn called(path: String, value: Value) -> Result<Value, ApiError> {
     let function = fields.take("function").unwrap_or_default();
     fields.finish()?;
     let mut function = Fields::within(path, function)?;
-    let path = function.path("name");
-    let name = function.text("name")?;
-    let name = name.ok_or_else(|| ApiError::field(path.clone(), format!("{path} is missing")))?;
+    let name = function.needed("name")?;
     let path = function.path("arguments");
     let arguments = match function.take("arguments") {
         None => json!({}),

@@ -15,7 +15,7 @@ use crate::state::AnyServer;
 
 /// Version of Ollama's API that is spoken: clients ask for it to learn which fields they may use.
 const API_VERSION: &str = "0.12.11";
-/// When a model that stays loaded expires.
+/// Expiry of a model that stays loaded.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 #[derive(Serialize)]
@@ -30,7 +30,7 @@ struct Listed {
     #[serde(skip_serializing_if = "Option::is_none")]
     modified_at: Option<String>,
     size: u64,
-    /// Of the name: the files are not hashed.
+    /// Hash of the name, not of the files.
     digest: String,
     details: Details,
     #[serde(skip_serializing_if = "Option::is_none")]

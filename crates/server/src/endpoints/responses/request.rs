@@ -11,7 +11,7 @@ use crate::generation::tools::{Choice, Tool, ToolUse};
 use crate::parse::fields::{Fields, MAX_TOKENS, text, wrong};
 use crate::response_store::Item;
 
-/// What `include` may ask for. Only the log-probabilities are there.
+/// Values of `include`. Only the log-probabilities are there.
 const INCLUDED: [&str; 8] = [
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -36,7 +36,7 @@ pub(super) struct ParsedResponse {
     pub(super) values: Map<String, Value>,
     pub(super) is_stored: bool,
     pub(super) background: bool,
-    /// What the response repeats.
+    /// Members that the response repeats.
     pub(super) echo: Map<String, Value>,
 }
 
@@ -163,11 +163,6 @@ fn input(fields: &mut Fields) -> Result<Vec<Item>, ApiError> {
     }
 }
 
-fn needed(fields: &mut Fields, name: &str) -> Result<String, ApiError> {
-    let path = fields.path(name);
-    fields.text(name)?.ok_or_else(|| ApiError::field(path.clone(), format!("{path} is missing")))
-}
-
 /// One item. `None` if there is nothing in it that a model reads.
 fn item(path: String, value: Value) -> Result<Option<Item>, ApiError> {
     let mut fields = Fields::within(path, value)?;
@@ -179,7 +174,7 @@ fn item(path: String, value: Value) -> Result<Option<Item>, ApiError> {
     let item = match kind.as_str() {
         "message" => {
             let path = fields.path("role");
-            let role = needed(&mut fields, "role")?;
+            let role = fields.needed("role")?;
             let role = match role.as_str() {
                 "developer" => "system".to_owned(),
                 "user" | "assistant" | "system" => role,
@@ -200,7 +195,7 @@ fn item(path: String, value: Value) -> Result<Option<Item>, ApiError> {
                 let part = |path, value| {
                     let mut part = Fields::within(path, value)?;
                     part.text("type")?;
-                    let text = needed(&mut part, "text")?;
+                    let text = part.needed("text")?;
                     part.finish()?;
                     Ok(text)
                 };
@@ -211,12 +206,12 @@ fn item(path: String, value: Value) -> Result<Option<Item>, ApiError> {
             (!text.is_empty()).then_some(Item::Reasoning(text))
         }
         "function_call" => Some(Item::Call {
-            id: needed(&mut fields, "call_id")?,
-            name: needed(&mut fields, "name")?,
-            arguments: needed(&mut fields, "arguments")?,
+            id: fields.needed("call_id")?,
+            name: fields.needed("name")?,
+            arguments: fields.needed("arguments")?,
         }),
         "function_call_output" => {
-            let id = needed(&mut fields, "call_id")?;
+            let id = fields.needed("call_id")?;
             Some(Item::Output { id, text: output(&mut fields)? })
         }
         _ => {
@@ -254,7 +249,7 @@ fn parts(path: String, value: Option<Value>) -> Result<Option<String>, ApiError>
                 return Err(ApiError::field(part.path("type"), why).code("unsupported_value"));
             }
         };
-        let text = needed(&mut part, name)?;
+        let text = part.needed(name)?;
         part.only("annotations", Value::is_array, "it should be a list; or leave it out")?;
         part.only("logprobs", Value::is_array, "it should be a list; or leave it out")?;
         part.finish()?;
@@ -320,14 +315,14 @@ fn choice(path: String, value: Value, tools: &mut Vec<Tool>) -> Result<Choice, A
     let at = fields.path("type");
     let kind = fields.text("type")?.unwrap_or_default();
     let choice = match kind.as_str() {
-        "function" => Choice::Named(fields.path("name"), needed(&mut fields, "name")?),
+        "function" => Choice::Named(fields.path("name"), fields.needed("name")?),
         "allowed_tools" => {
             let at = fields.path("mode");
-            let how = needed(&mut fields, "mode")?;
+            let how = fields.needed("mode")?;
             let allowed = fields.list("tools", |path, value| {
                 let mut tool = Fields::within(path, value)?;
                 tool.only("type", |kind| *kind == "function", "only functions are called")?;
-                let found = (tool.path("name"), needed(&mut tool, "name")?);
+                let found = (tool.path("name"), tool.needed("name")?);
                 tool.finish()?;
                 Ok(found)
             })?;

@@ -62,7 +62,7 @@ pub(crate) fn may_answer(path: &str, body: &Value, answer: &str) -> bool {
     })
 }
 
-/// What is said of each of these bodies, which are refused.
+/// Error messages of these bodies, which are refused.
 pub(crate) fn refusals(path: &str, bodies: &[Value], said: impl Fn(&Value) -> String) -> String {
     let server = answering("x");
     let mut all = String::new();

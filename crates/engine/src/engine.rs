@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tallow_core::Backend;
 
@@ -24,13 +24,14 @@ use crate::handle::{
 use crate::lora::{LoadedLora, LoraError, LoraId, LoraRef};
 use crate::runner::{Launched, Outcome, Runner, SampleInput};
 use crate::sampler::{MaskThreads, SampleError, Sampler};
-use crate::scheduler::{Batch, BatchPart, Guess, Limits, NewSeq, Scheduler, SeqId};
+use crate::scheduler::{Batch, BatchPart, Limits, NewSeq, Scheduler, SeqId};
 use crate::service::{
     self, BatchWorker, InFlight, Lost, Messages, Service, SharedOf, StepError, Worker, finish_batch,
     launch_batch,
 };
 
 mod active;
+mod drafts;
 
 use active::Active;
 
@@ -121,6 +122,7 @@ impl<B: Backend> Worker for Engine<B> {
     fn step(&mut self) -> Result<(), Lost> {
         self.advance_tiers();
         if self.in_flight.is_empty() {
+            self.force();
             self.guess();
             if let Some(batch) = self.scheduler.next_batch() {
                 let begun = self.begin(batch);
@@ -435,29 +437,6 @@ impl<B: Backend> Engine<B> {
             self.tiers.forget_all();
         }
         ran
-    }
-
-    /// Has the draft model, or the MTP layer, guess the tokens of the next step.
-    fn guess(&mut self) {
-        let mut next = self.scheduler.draft_batch();
-        while let Some(batch) = next {
-            let began = Instant::now();
-            next = match self.runner.guess(&batch) {
-                Ok(guesses) => {
-                    // A step that nothing is read from may still be under way.
-                    if guesses.iter().any(|guess| matches!(guess, Guess::Token(_))) {
-                        self.scheduler.guess_took(service::Batch::tokens(&batch), began.elapsed());
-                    }
-                    self.scheduler.guessed(&batch, &guesses)
-                }
-                Err(e) => {
-                    // If the device is lost, the next step says so.
-                    tracing::warn!("the draft model or MTP layer failed and is not used any more: {e}");
-                    self.scheduler.stop_draft_model();
-                    None
-                }
-            };
-        }
     }
 
     /// Begins a step: runs it, or leaves it in flight if the device computes it while the host goes on.

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 pub use candidates::{Candidates, Tail, candidates_of};
 use constraint::Constrained;
-pub use constraint::{Constraint, MaskThreads, TokenMask};
+pub use constraint::{Allowed, Constraint, MaskThreads, TokenMask};
 use draw::Draw;
 
 /// Largest k for which the top-k tokens alone are read. Model cards recommend a top-k of 20 to 64.
@@ -212,16 +212,21 @@ impl Sampler {
         }
     }
 
-    /// Has the constraint's mask of the next token computed while the device computes its logits.
+    /// Has what the constraint allows next computed while the device computes the logits.
     pub fn prepare(&mut self) {
         if let Some(constraint) = &mut self.constraint {
             constraint.prepare();
         }
     }
 
-    /// The constraint's mask of the next token.
-    fn mask(&self) -> Result<Option<Arc<TokenMask>>, SampleError> {
-        self.constraint.as_ref().map(Constrained::mask).transpose().map_err(SampleError::Constraint)
+    /// The tokens that the constraint forces to come next, as far as that is known by now.
+    pub fn forced(&self) -> Vec<u32> {
+        self.constraint.as_ref().map_or_else(Vec::new, Constrained::forced)
+    }
+
+    /// What the constraint allows next.
+    fn allowed(&self) -> Result<Option<Arc<Allowed>>, SampleError> {
+        self.constraint.as_ref().map(Constrained::allowed).transpose().map_err(SampleError::Constraint)
     }
 
     /// Samples the token at position `place`, the number of tokens before it. Modifies `logits`.
@@ -230,9 +235,16 @@ impl Sampler {
         if let Some((policy, written)) = &self.policy {
             return Ok(Choice { token: policy.choose(written, logits), logprob: None, top: Vec::new() });
         }
+        let allowed = self.allowed()?;
+        if let Some(token) = allowed.as_ref().and_then(|allowed| allowed.only()) {
+            return match self.how.logprobs {
+                Some(top) => score(logits, token, top),
+                None => Ok(Choice { token, logprob: None, top: Vec::new() }),
+            };
+        }
         let raw = self.how.logprobs.map(|top| (logits.to_vec(), top));
         self.adjust(logits);
-        if let Some(mask) = self.mask()?
+        if let Some(mask) = allowed.as_ref().and_then(|allowed| allowed.mask())
             && !mask.apply(logits)
         {
             return Err(nothing_allowed());

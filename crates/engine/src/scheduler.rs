@@ -22,7 +22,8 @@
 //! are likely to go on, at the end of a prompt or an answer, and where prompts part.
 //!
 //! Where the tokens that follow can be guessed and the step is expected to be worth it, a decoding sequence computes
-//! them as a draft with its last token, and keeps those that sampling chooses (speculative decoding).
+//! them as a draft with its last token, and keeps those that sampling chooses (speculative decoding). Tokens that a
+//! constraint forces are such a draft, which is always right.
 //!
 //! A sequence of an encoder-decoder model has pages for the cross-attention K and V of its encoder input too, all of
 //! them from its start on. Its input is encoded in its first step, one input per step, because those that decode wait
@@ -394,10 +395,18 @@ impl Scheduler {
         shares
     }
 
-    /// Drafts tokens, in steps in which all sequences decode: those that prompt lookup guesses, or else those that the
-    /// draft model has guessed.
+    /// Tells it of the tokens that must come next in each sequence that decodes, if there are any: they are drafted before
+    /// all that is guessed.
+    pub fn force(&mut self, forced: impl Fn(SeqId) -> Vec<u32>) {
+        for seq in self.running.iter_mut().filter(|seq| seq.decodes()) {
+            seq.forced = forced(seq.id);
+        }
+    }
+
+    /// Drafts tokens, in steps in which all sequences decode: those that are forced, or that prompt lookup guesses, or else
+    /// those that the draft model has guessed.
     fn draft(&mut self, shares: &[usize]) {
-        if self.limits.drafts.is_none() {
+        if self.limits.drafts.is_none() && self.running.iter().all(|seq| seq.forced.is_empty()) {
             return;
         }
         let decodes = |(seq, rows): (&Seq, &usize)| seq.decodes() && *rows == seq.left();
@@ -424,9 +433,15 @@ impl Scheduler {
         }
     }
 
-    /// Lengths of prompt lookup's drafts, at most `room` tokens in all, in a step of `rows` tokens without them.
+    /// Lengths of the drafts of what is forced and of prompt lookup's, at most `room` tokens in all, in a step of `rows`
+    /// tokens without them.
     fn draft_lengths(&mut self, rows: usize, room: usize) -> DraftLengths {
-        let Some(costs) = self.limits.drafts else { return DraftLengths::default() };
+        let Some(costs) = self.limits.drafts else {
+            // What must come is no guess.
+            let each = self.running.iter().map(|seq| seq.forced.len().min(MOST_DRAFTED)).collect();
+            let is_any = self.running.iter().any(|seq| !seq.forced.is_empty());
+            return if is_any { DraftLengths { each, loss: 0.0 } } else { DraftLengths::default() };
+        };
         let (page_len, pages) =
             (self.pool.page_len(), self.pool.available().saturating_sub(self.running.len()));
         let guesses: Vec<Guesses> =

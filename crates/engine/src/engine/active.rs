@@ -74,6 +74,11 @@ impl Active {
         SampleInput { sampler: &self.sampler, prompt: &self.prompt, input: self.input.as_deref() }
     }
 
+    /// The tokens that its constraint forces to come next, as far as that is known by now.
+    pub(super) fn forced(&self) -> Vec<u32> {
+        self.sampler.forced()
+    }
+
     /// Its first step is run. `cached`: prompt tokens found in the prefix cache.
     pub(super) fn start(&mut self, cached: Option<usize>) {
         self.started = Some(Instant::now());

@@ -8,7 +8,7 @@ use tallow_core::ops::{TAIL_ELEMENT_ERROR, TAIL_SUM_ERROR};
 
 use super::SampleError::{self, NotFinite};
 use super::draw::{self, Candidate, NOTHING, Ranked, Rest, order};
-use super::{Choice, Sampler, Scored, TokenMask, check};
+use super::{Allowed, Choice, Sampler, Scored, TokenMask, check};
 
 /// Most candidates.
 const MOST: usize = 1024;
@@ -60,8 +60,13 @@ impl Sampler {
         if row.tail.at_temperature.is_nan() {
             return Err(NotFinite);
         }
-        let mask = self.mask()?;
-        let Some(token) = self.pick_candidate(row, mask.as_deref(), place) else { return Ok(None) };
+        let allowed = self.allowed()?;
+        let picked = match allowed.as_deref() {
+            Some(Allowed::Forced { token, .. }) => Some(*token),
+            Some(Allowed::Any(mask)) => self.pick_candidate(row, Some(mask), place),
+            None => self.pick_candidate(row, None, place),
+        };
+        let Some(token) = picked else { return Ok(None) };
         Ok(match self.how.logprobs {
             Some(top) => row.score(token, top),
             None => Some(Choice { token, logprob: None, top: Vec::new() }),

@@ -2,6 +2,7 @@
 //!
 //! The mask of the next token is computed on a thread of its own, while the device computes the logits.
 
+use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +18,7 @@ pub trait Constraint: Debug + Send + Sync {
     fn accept(&mut self, token: u32) -> Result<(), String>;
 
     /// The tokens that may come next: at least one, and where the answer may end the model's end-of-generation tokens.
-    fn allowed(&mut self) -> Result<TokenMask, String>;
+    fn allowed(&mut self) -> Result<Allowed, String>;
 
     /// A copy that goes its own way, for the tokens of a draft and for other answers to the same prompt.
     fn fork(&self) -> Box<dyn Constraint>;
@@ -26,6 +27,46 @@ pub trait Constraint: Debug + Send + Sync {
 impl Clone for Box<dyn Constraint> {
     fn clone(&self) -> Box<dyn Constraint> {
         self.fork()
+    }
+}
+
+/// The tokens that may come next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Allowed {
+    /// Any of these.
+    Any(TokenMask),
+    /// This one alone, and the others after it. They are computed together, as a draft that is right.
+    Forced {
+        /// The next token.
+        token: u32,
+        /// Those that must follow it.
+        then: Vec<u32>,
+    },
+}
+
+impl Allowed {
+    /// These tokens, one after the other; `None` if there are none.
+    pub fn forced(tokens: &[u32]) -> Option<Allowed> {
+        let (token, then) = tokens.split_first()?;
+        Some(Allowed::Forced { token: *token, then: then.to_vec() })
+    }
+
+    /// True if the token may come next.
+    pub fn contains(&self, token: u32) -> bool {
+        match self {
+            Allowed::Any(mask) => mask.contains(token),
+            Allowed::Forced { token: only, .. } => *only == token,
+        }
+    }
+
+    /// The mask, if there is a choice.
+    pub(super) fn mask(&self) -> Option<&TokenMask> {
+        if let Allowed::Any(mask) = self { Some(mask) } else { None }
+    }
+
+    /// The next token, if there is no choice.
+    pub(super) fn only(&self) -> Option<u32> {
+        if let Allowed::Forced { token, .. } = self { Some(*token) } else { None }
     }
 }
 
@@ -48,10 +89,10 @@ impl TokenMask {
         TokenMask((0..vocab.div_ceil(32)).map(word).collect())
     }
 
-    /// One token of a vocabulary.
-    pub fn only(token: u32, vocab: usize) -> TokenMask {
+    /// These tokens of a vocabulary.
+    pub fn of_tokens(tokens: &[u32], vocab: usize) -> TokenMask {
         let mut mask = TokenMask(vec![0; vocab.div_ceil(32)]);
-        mask.set(token, true);
+        tokens.iter().for_each(|token| mask.set(*token, true));
         mask
     }
 
@@ -115,14 +156,16 @@ impl MaskThreads {
     }
 }
 
-/// A constraint at some place of its answer, and the mask there; or its error.
-type Reached = Result<(Box<dyn Constraint>, Arc<TokenMask>), String>;
+/// A constraint at some place of its answer, and what is allowed there; or its error.
+type Reached = Result<(Box<dyn Constraint>, Arc<Allowed>), String>;
 
-/// The constraint of one answer, and the mask of its next token.
+/// The constraint of one answer, and what it allows next.
 #[derive(Debug)]
 pub(super) struct Constrained {
     threads: MaskThreads,
     state: Mutex<State>,
+    /// Tokens that were forced to follow those that it was told.
+    then: VecDeque<u32>,
 }
 
 #[derive(Debug)]
@@ -135,23 +178,53 @@ enum State {
 
 impl Constrained {
     pub(super) fn new(constraint: Box<dyn Constraint>, threads: MaskThreads) -> Constrained {
-        Constrained { threads, state: Mutex::new(State::Behind(constraint, Vec::new())) }
+        let state = Mutex::new(State::Behind(constraint, Vec::new()));
+        Constrained { threads, state, then: VecDeque::new() }
     }
 
     /// Follows a generated token, once the mask is asked for.
     pub(super) fn accept(&mut self, token: u32) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        *state = match std::mem::replace(state, State::lost()) {
+        let reached = match std::mem::replace(state, State::lost()) {
             State::Behind(constraint, mut tokens) => {
+                if self.then.pop_front() != Some(token) {
+                    self.then.clear();
+                }
                 tokens.push(token);
-                State::Behind(constraint, tokens)
+                *state = State::Behind(constraint, tokens);
+                return;
             }
-            State::Computing(reached) => State::after(wait(&reached), token),
-            State::Reached(reached) => State::after(reached, token),
+            State::Computing(reached) => wait(&reached),
+            State::Reached(reached) => reached,
         };
+        self.then = match reached.as_ref().map(|(_, allowed)| &**allowed) {
+            Ok(Allowed::Forced { token: only, then }) if *only == token => then.iter().copied().collect(),
+            _ => VecDeque::new(),
+        };
+        *state = State::after(reached, token);
     }
 
-    /// Has the mask of the next token computed on another thread.
+    /// The tokens that must come next, as far as that is known by now.
+    pub(super) fn forced(&self) -> Vec<u32> {
+        if !self.then.is_empty() {
+            return self.then.iter().copied().collect();
+        }
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let State::Computing(reached) = &*state
+            && let Ok(reached) = reached.try_recv()
+        {
+            *state = State::Reached(reached);
+        }
+        match &*state {
+            State::Reached(Ok((_, allowed))) => match &**allowed {
+                Allowed::Forced { token, then } => [&[*token], &then[..]].concat(),
+                Allowed::Any(_) => Vec::new(),
+            },
+            State::Reached(Err(_)) | State::Behind(..) | State::Computing(_) => Vec::new(),
+        }
+    }
+
+    /// Has what may come next computed on another thread.
     pub(super) fn prepare(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         *state = match std::mem::replace(state, State::lost()) {
@@ -168,17 +241,17 @@ impl Constrained {
         };
     }
 
-    /// The mask of the next token. Waits for it, or computes it here if nobody does.
-    pub(super) fn mask(&self) -> Result<Arc<TokenMask>, String> {
+    /// What may come next. Waits for it, or computes it here if nobody does.
+    pub(super) fn allowed(&self) -> Result<Arc<Allowed>, String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let reached = match std::mem::replace(&mut *state, State::lost()) {
             State::Behind(constraint, tokens) => reach(constraint, &tokens),
             State::Computing(reached) => wait(&reached),
             State::Reached(reached) => reached,
         };
-        let mask = reached.as_ref().map(|(_, mask)| mask.clone()).map_err(Clone::clone);
+        let allowed = reached.as_ref().map(|(_, allowed)| allowed.clone()).map_err(Clone::clone);
         *state = State::Reached(reached);
-        mask
+        allowed
     }
 }
 
@@ -192,10 +265,12 @@ impl Clone for Constrained {
         let copy = match &*state {
             State::Behind(constraint, tokens) => State::Behind(constraint.fork(), tokens.clone()),
             State::Computing(_) => State::lost(),
-            State::Reached(Ok((constraint, mask))) => State::Reached(Ok((constraint.fork(), mask.clone()))),
+            State::Reached(Ok((constraint, allowed))) => {
+                State::Reached(Ok((constraint.fork(), allowed.clone())))
+            }
             State::Reached(Err(why)) => State::Reached(Err(why.clone())),
         };
-        Constrained { threads: self.threads.clone(), state: Mutex::new(copy) }
+        Constrained { threads: self.threads.clone(), state: Mutex::new(copy), then: self.then.clone() }
     }
 }
 
@@ -212,12 +287,12 @@ impl State {
     }
 }
 
-/// Follows tokens, and computes the mask after them. A panic fails the request.
+/// Follows tokens, and computes what may come after them. A panic fails the request.
 fn reach(mut constraint: Box<dyn Constraint>, tokens: &[u32]) -> Reached {
     let follow = move || {
         tokens.iter().try_for_each(|token| constraint.accept(*token))?;
-        let mask = constraint.allowed()?;
-        Ok((constraint, Arc::new(mask)))
+        let allowed = constraint.allowed()?;
+        Ok((constraint, Arc::new(allowed)))
     };
     catch_unwind(AssertUnwindSafe(follow))
         .unwrap_or_else(|_| Err("the answer's constraint failed: this is a bug, please report it".into()))

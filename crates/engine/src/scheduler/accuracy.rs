@@ -14,6 +14,9 @@ impl Default for Accuracy {
 }
 
 impl Accuracy {
+    /// Guesses that are always right.
+    pub(super) const CERTAIN: Accuracy = Accuracy(1.0);
+
     /// Number of tokens to guess, at most `most`: each with those before it is right with more than the probability
     /// that it needs.
     pub(super) fn likely(self, needed: &dyn Fn(usize) -> f32, most: usize) -> usize {

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tallow_core::{PageTable, StateRows};
 
+use super::accuracy::Accuracy;
 use super::draft_lengths::Guesses;
 use super::model_guess::{DraftModelRecord, ModelGuess};
 use super::prompt_lookup::PromptLookup;
-use super::{BatchPart, ClientId, CrossPart, LogitsRows, NewSeq, SNAPSHOT_EVERY, SeqId};
+use super::{BatchPart, ClientId, CrossPart, LogitsRows, MOST_DRAFTED, NewSeq, SNAPSHOT_EVERY, SeqId};
 use crate::block_pool::{BlockId, BlockPool, Chain, StateRow, SwaPage};
 use crate::encoder_input::{EncoderOutput, InputDigest};
 use crate::lora::LoraRef;
@@ -68,6 +69,8 @@ pub(super) struct Seq {
     lookup: Option<PromptLookup>,
     /// As does the draft model, if there is one.
     pub(super) model: Option<ModelGuess>,
+    /// Tokens that must come next, whatever the model says.
+    pub(super) forced: Vec<u32>,
     /// The draft that its next step computes.
     pub(super) draft: Vec<u32>,
     lora: Option<LoraRef>,
@@ -176,6 +179,7 @@ impl Seq {
             all_logits: new.all_logits,
             lookup: new.drafts.then(PromptLookup::default),
             model: model.filter(|_| new.drafts),
+            forced: Vec::new(),
             draft: Vec::new(),
             lora: new.lora,
             client: new.client,
@@ -318,18 +322,27 @@ impl Seq {
         self.answer_snapshot.iter().for_each(|(block, row)| pool.settle_state(*block, *row));
     }
 
-    /// What prompt lookup guesses of its next tokens: at most `room`, and as many as `pages` more pages hold.
+    /// The tokens that are forced, or else what prompt lookup guesses, of its next tokens: at most `room`, and as many as
+    /// `pages` more pages hold.
     pub(super) fn look_up(&mut self, room: usize, page_len: usize, pages: usize) -> Guesses {
         let most = self.draft_room(room, page_len, pages);
+        if !self.forced.is_empty() {
+            return Guesses {
+                count: self.forced.len().min(most).min(MOST_DRAFTED),
+                accuracy: Accuracy::CERTAIN,
+            };
+        }
         self.lookup.as_mut().map_or_else(Guesses::default, |lookup| lookup.guess(&self.tokens, most))
     }
 
-    /// Drafts `count` tokens of prompt lookup's guess, or what the draft model has guessed: at most `room`, and as many
-    /// as `pages` more pages hold, of which it takes what it needs. Returns how many.
+    /// Drafts `count` tokens of those that are forced or of prompt lookup's guess, or what the draft model has guessed: at
+    /// most `room`, and as many as `pages` more pages hold, of which it takes what it needs. Returns how many.
     pub(super) fn draft(&mut self, count: usize, room: usize, page_len: usize, pages: &mut usize) -> usize {
         let most = self.draft_room(room, page_len, *pages);
         self.draft.clear();
-        if let Some(lookup) = &self.lookup {
+        if !self.forced.is_empty() {
+            self.draft.extend(self.forced.iter().take(count.min(most)));
+        } else if let Some(lookup) = &self.lookup {
             self.draft.extend(lookup.draft(count.min(most)));
         }
         if let Some(model) = self.model.as_ref().filter(|_| self.draft.is_empty()) {
@@ -360,6 +373,7 @@ impl Seq {
             self.model.iter_mut().for_each(|model| model.learn(sampled, through, draft_model));
         }
         self.tokens.extend(sampled);
+        self.forced.clear();
         self.draft.clear();
     }
 

@@ -10,7 +10,7 @@ use tallow_core::ops::{TailSum, TopK};
 use tallow_core::{Backend, Memory};
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::sampler::{
-    Candidates, Choice, Constraint, LogitsNeeded, MaskThreads, SampleError, Sampler, Sampling, Tail,
+    Allowed, Candidates, Choice, Constraint, LogitsNeeded, MaskThreads, SampleError, Sampler, Sampling, Tail,
     TokenMask, candidates_of, score,
 };
 
@@ -58,9 +58,9 @@ impl Constraint for Share {
         Ok(())
     }
 
-    fn allowed(&mut self) -> Result<TokenMask, String> {
+    fn allowed(&mut self) -> Result<Allowed, String> {
         let word = |at: usize| (0..32).map(|bit| u32::from(is_in(self.0, 32 * at + bit)) << bit).sum();
-        Ok(TokenMask::of_words((0..12_000 / 32 + 1).map(word).collect()))
+        Ok(Allowed::Any(TokenMask::of_words((0..12_000 / 32 + 1).map(word).collect())))
     }
 
     fn fork(&self) -> Box<dyn Constraint> {

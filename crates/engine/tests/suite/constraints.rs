@@ -1,7 +1,7 @@
 //! Constraints: answers keep to them, and one that fails ends its own request.
 
 use tallow_engine::handle::{Event, Failure, Request};
-use tallow_engine::sampler::{Constraint, Sampling, TokenMask};
+use tallow_engine::sampler::{Allowed, Constraint, Sampling, TokenMask};
 
 use crate::common::{Thirds, choices, comes_to_rest, events, request, start};
 
@@ -44,13 +44,13 @@ impl Constraint for Fails {
         if self.left == 0 && self.how == "accept" { Err("it takes no more tokens".into()) } else { Ok(()) }
     }
 
-    fn allowed(&mut self) -> Result<TokenMask, String> {
+    fn allowed(&mut self) -> Result<Allowed, String> {
         let all = TokenMask::of_words(vec![u32::MAX; 3]);
         match (self.left, self.how) {
             (0, "mask") => Err("it is too complex".into()),
             (0, "panics") => panic!("a constraint that panics"),
-            (0, "nothing") => Ok(TokenMask::default()),
-            _ => Ok(all),
+            (0, "nothing") => Ok(Allowed::Any(TokenMask::default())),
+            _ => Ok(Allowed::Any(all)),
         }
     }
 

@@ -14,13 +14,14 @@ use tallow_support::{Golden, golden, needed, only_tensors, tensors, with_tensors
 use tallow_wgpu::{Wgpu, devices};
 
 use crate::common::{
-    SLOTS, Thirds, choices, comes_to_rest, cuda, ends, events, limits, model, reason, request, start,
-    start_drafting, start_drafting_on, start_with, start_with_draft_model, text, tokens,
+    Forces, Phrases, SLOTS, Thirds, choices, comes_to_rest, cuda, ends, events, limits, model, reason,
+    request, start, start_drafting, start_drafting_on, start_with, start_with_draft_model, text, tokens,
 };
 use crate::disk_states::{HYBRIDS, hybrid, shape};
 
-/// Requests of all kinds of sampling, whose prompts repeat themselves, for a vocabulary of that size.
-fn requests(vocab: usize) -> Vec<Request> {
+/// Requests of all kinds of sampling, whose prompts repeat themselves, for a vocabulary of that size. Where nothing is to be
+/// drafted, tokens are forced by masks.
+fn requests(vocab: usize, forces: Forces) -> Vec<Request> {
     let kinds = [
         Sampling::greedy(),
         Sampling { temperature: 0.7, top_k: 20, ..Sampling::default() },
@@ -37,7 +38,11 @@ fn requests(vocab: usize) -> Vec<Request> {
         let sampling = Sampling { seed: i as u64, ..kinds[i % kinds.len()].clone() };
         // Some of them end within a draft.
         let stops = if i.is_multiple_of(5) { vec!["t7".to_owned()] } else { Vec::new() };
-        let constraint = i.is_multiple_of(4).then(Thirds::boxed);
+        let constraint = match i % 4 {
+            0 => Some(Thirds::boxed()),
+            2 => Some(Phrases::boxed(forces)),
+            _ => None,
+        };
         let ignore_end = !i.is_multiple_of(3);
         Request { sampling, stops, ignore_end, constraint, ..request(&prompt, 1 + i % 60) }
     };
@@ -47,8 +52,9 @@ fn requests(vocab: usize) -> Vec<Request> {
 /// Tokens with their log-probabilities, text, and why it ended.
 type Answer = (Vec<Choice>, String, String);
 
-fn answers(handle: &EngineHandle) -> Vec<Answer> {
-    let receivers: Vec<_> = requests(handle.info().vocab).into_iter().map(|r| submit(handle, r)).collect();
+fn answers(handle: &EngineHandle, forces: Forces) -> Vec<Answer> {
+    let receivers: Vec<_> =
+        requests(handle.info().vocab, forces).into_iter().map(|r| submit(handle, r)).collect();
     let all = receivers.into_iter().map(|mut receiver| {
         let events: Vec<Event> = std::iter::from_fn(|| receiver.blocking_recv()).collect();
         assert_eq!(ends(&events), 1);
@@ -71,7 +77,7 @@ fn submit(handle: &EngineHandle, request: Request) -> tokio::sync::mpsc::Unbound
 
 #[test]
 fn drafts_change_no_answer() {
-    let plain = answers(&start(64));
+    let plain = answers(&start(64), Forces::ByMasks);
     for (cost, pages) in [(0.0, 64), (0.05, 64), (0.0, 33)] {
         let handle = start_with(
             pages,
@@ -80,7 +86,7 @@ fn drafts_change_no_answer() {
                 ..limits()
             },
         );
-        assert!(answers(&handle) == plain, "cost {cost}, {pages} pages");
+        assert!(answers(&handle, Forces::Together) == plain, "cost {cost}, {pages} pages");
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (drafted, accepted) = (of(&handle.stats().drafted), of(&handle.stats().accepted));
         println!("cost {cost}, {pages} pages: {accepted} of {drafted} drafted tokens were right");
@@ -88,11 +94,50 @@ fn drafts_change_no_answer() {
     }
 }
 
+/// What a constraint forces is computed with the token before it: the same answers in fewer steps, with drafts and without.
+#[test]
+fn tokens_that_must_come_are_computed_together() {
+    let run = |how, drafts| {
+        let handle = start_with(64, Limits { drafts, ..limits() });
+        let one = |sampling| {
+            let constraint = Some(Phrases::boxed(how));
+            let asked = Request { sampling, constraint, ignore_end: true, ..request(&[4, 9, 30, 9, 30], 60) };
+            let events = events(&handle, asked);
+            (choices(&events), text(&events))
+        };
+        let answers = [
+            Sampling::greedy(),
+            Sampling { logprobs: Some(3), ..Sampling::greedy() },
+            Sampling { temperature: 0.8, top_k: 5, seed: 3, ..Sampling::default() },
+            Sampling { logprobs: Some(2), repetition_penalty: 1.2, ..Sampling::default() },
+        ];
+        let answers = answers.map(one);
+        comes_to_rest(&handle);
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let stats = handle.stats();
+        (answers, of(&handle.steps().run), of(&stats.drafted), of(&stats.accepted))
+    };
+    let (plain, steps, drafted, _) = run(Forces::ByMasks, None);
+    assert_eq!((steps, drafted), (4 * 60, 0));
+    assert!(run(Forces::OneByOne, None).0 == plain);
+    let costs = |more| Some(DraftCosts::new(StepCost::Known { first: 1.0, more }, None));
+    for drafts in [None, costs(0.0), costs(0.1)] {
+        let (answers, steps, drafted, accepted) = run(Forces::Together, drafts);
+        println!("{steps} steps; {accepted} of {drafted} drafted tokens were right");
+        assert!(answers == plain, "{drafts:?}");
+        // Of eight tokens five are forced; of these four at least are known with the first.
+        assert!(steps <= 4 * (60 / 2 + 4) && accepted >= 4 * 28, "{steps} steps, {accepted} of {drafted}");
+        assert!(drafts.is_some() || accepted == drafted, "{accepted} of {drafted}");
+    }
+    // Where rows cost more than steps, one after another.
+    assert!(run(Forces::Together, costs(2.0)).1 > 4 * 50);
+}
+
 /// A draft model changes no answer either: one that is always right where sampling is greedy, as it is the model itself, and
 /// one with another vocabulary, which knows nothing.
 #[test]
 fn a_draft_model_changes_no_answer() {
-    let plain = answers(&start(64));
+    let plain = answers(&start(64), Forces::ByMasks);
     let other = Model::open(&golden("gguf-models/qwen2-bf16.gguf")).unwrap();
     for (name, draft, step, pages) in
         [("itself", model(), 0.0, 64), ("itself", model(), 0.1, 33), ("another", other, 0.0, 64)]
@@ -106,7 +151,7 @@ fn a_draft_model_changes_no_answer() {
             }),
         ));
         let handle = start_with_draft_model(pages, Limits { drafts, ..limits() }, Some(draft));
-        assert!(answers(&handle) == plain, "{name}, {pages} pages");
+        assert!(answers(&handle, Forces::Together) == plain, "{name}, {pages} pages");
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let (drafted, accepted) = (of(&handle.stats().drafted), of(&handle.stats().accepted));
         println!("{name}, {pages} pages: {accepted} of {drafted} drafted tokens were right");
@@ -140,7 +185,8 @@ fn a_model_guesses_its_own_answers() {
 fn drafted(model: &Model, shape: KvShape, drafts: Option<DraftCosts>) -> (Vec<Answer>, u64, u64) {
     let handle = start_drafting(model.clone(), shape, Limits { drafts, ..limits() }, None);
     let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    let all = answers(&handle);
+    let forces = if drafts.is_none() { Forces::ByMasks } else { Forces::Together };
+    let all = answers(&handle, forces);
     (all, of(&handle.stats().drafted), of(&handle.stats().accepted))
 }
 
@@ -292,7 +338,9 @@ fn wrong_guesses_change_nothing<B: Backend + 'static>(device: fn() -> B) {
     let said = |drafts| {
         let limits = Limits { drafts, ..limits() };
         let handle = start_drafting_on(device, model.clone(), shape(DType::F32, 64, 0), limits, None);
-        let asked = requests(handle.info().vocab).into_iter().filter(|r| r.sampling.temperature == 0.0);
+        let forces = if drafts.is_none() { Forces::ByMasks } else { Forces::Together };
+        let asked = requests(handle.info().vocab, forces);
+        let asked = asked.into_iter().filter(|r| r.sampling.temperature == 0.0);
         let receivers: Vec<_> = asked.map(|r| submit(&handle, r)).collect();
         let all: Vec<Vec<u32>> = receivers
             .into_iter()

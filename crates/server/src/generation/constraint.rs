@@ -1,7 +1,7 @@
 //! The engine's constraint of an answer: a matcher of its structure, which begins behind the reasoning, and the limit of that.
 
 use tallow_constraint::Matcher;
-use tallow_engine::sampler::{Constraint, TokenMask};
+use tallow_engine::sampler::{Allowed, Constraint, TokenMask};
 use tallow_text::output::OutputParser;
 use tallow_text::tokenizer::{Detokenizer, Shown, Tokenizer};
 
@@ -91,8 +91,14 @@ impl Constraint for Follows {
         self.0.accept(token).map_err(|e| e.to_string())
     }
 
-    fn allowed(&mut self) -> Result<TokenMask, String> {
-        self.0.mask().map(|words| TokenMask::of_words(words.to_vec())).map_err(|e| e.to_string())
+    /// Where the text is forced, its tokens are those that the tokenizer cuts it into.
+    fn allowed(&mut self) -> Result<Allowed, String> {
+        let forced = self.0.forced().map_err(|e| e.to_string())?;
+        if let Some(forced) = Allowed::forced(&forced) {
+            return Ok(forced);
+        }
+        let mask = self.0.mask().map(|words| TokenMask::of_words(words.to_vec()));
+        mask.map(Allowed::Any).map_err(|e| e.to_string())
     }
 
     fn fork(&self) -> Box<dyn Constraint> {
@@ -115,9 +121,10 @@ impl Before {
         self.parser.is_before_answer() || (is_free && self.parser.is_at_start())
     }
 
-    /// The token that must come, where reasoning is closed.
-    fn closing(&self) -> Option<u32> {
-        self.limit.as_ref().filter(|limit| limit.is_closing)?.closing.last().copied()
+    /// The tokens that must come, where reasoning is closed.
+    fn closing(&self) -> Option<Allowed> {
+        let closing = &self.limit.as_ref().filter(|limit| limit.is_closing)?.closing;
+        Allowed::forced(&closing.iter().rev().copied().collect::<Vec<_>>())
     }
 }
 
@@ -139,8 +146,9 @@ impl AfterReasoning {
     }
 
     /// The tokens that may come next in the answer.
-    fn allowed_in_answer(&mut self) -> Result<TokenMask, String> {
-        self.inner.as_mut().map_or_else(|| Ok(TokenMask::all(self.vocab)), |inner| inner.allowed())
+    fn allowed_in_answer(&mut self) -> Result<Allowed, String> {
+        let all = || Ok(Allowed::Any(TokenMask::all(self.vocab)));
+        self.inner.as_mut().map_or_else(all, |inner| inner.allowed())
     }
 }
 
@@ -156,19 +164,23 @@ impl Constraint for AfterReasoning {
         Ok(())
     }
 
-    fn allowed(&mut self) -> Result<TokenMask, String> {
+    fn allowed(&mut self) -> Result<Allowed, String> {
         let Some(before) = &self.before else { return self.allowed_in_answer() };
-        if let Some(token) = before.closing() {
-            return Ok(TokenMask::only(token, self.vocab));
+        if let Some(closing) = before.closing() {
+            return Ok(closing);
         }
         if self.inner.is_none() {
-            return Ok(TokenMask::all(self.vocab));
+            return Ok(Allowed::Any(TokenMask::all(self.vocab)));
         }
-        let Some(opening) = before.opening else { return Ok(before.free.clone()) };
+        let Some(opening) = before.opening else { return Ok(Allowed::Any(before.free.clone())) };
         let may_reason = before.limit.as_ref().is_none_or(|limit| limit.tokens > 0);
-        let mut mask = self.allowed_in_answer()?;
+        let mut mask = match self.allowed_in_answer()? {
+            forced @ Allowed::Forced { .. } if !may_reason => return Ok(forced),
+            Allowed::Forced { token, .. } => TokenMask::of_tokens(&[token], self.vocab),
+            Allowed::Any(mask) => mask,
+        };
         mask.set(opening, may_reason);
-        Ok(mask)
+        Ok(Allowed::Any(mask))
     }
 
     fn fork(&self) -> Box<dyn Constraint> {

@@ -7,6 +7,7 @@ use crate::common::client::post;
 use crate::common::{END, ServerBuilder, TestServer, bytes, info, recording_engine, script, tokenizer};
 use serde_json::{Value, json};
 use tallow_engine::handle::Info;
+use tallow_engine::sampler::{Allowed, Constraint};
 use tallow_engine::sim;
 use tallow_text::template::ChatTemplates;
 use tallow_text::tokenizer::Shown;
@@ -144,15 +145,20 @@ fn a_template_is_told_of_tools_and_of_earlier_calls() {
     insta::assert_snapshot!(prompt(&as_text, &body));
 }
 
-/// True if the engine is told to give this answer, all others if it is told nothing.
-fn may_answer(body: &Value, answer: &str) -> bool {
+/// The constraint that the engine is told of.
+fn constraint_of(body: &Value) -> Option<Box<dyn Constraint>> {
     let (handle, requests) = recording_engine(Info { context: 1024, ..info() });
     let templates =
         ChatTemplates::from_config(Path::new("c"), &json!({"chat_template": TEMPLATE}), None).unwrap();
     let server = ServerBuilder { templates, ..ServerBuilder::new(handle) }.start();
     let reply = post(CHAT, body).get(&server);
     assert_eq!(reply.status, 200, "{}", reply.text());
-    let Some(mut constraint) = requests.recv().unwrap().constraint else { return true };
+    requests.recv().unwrap().constraint
+}
+
+/// True if the engine is told to give this answer, all others if it is told nothing.
+fn may_answer(body: &Value, answer: &str) -> bool {
+    let Some(mut constraint) = constraint_of(body) else { return true };
     let follows = bytes(answer).into_iter().all(|token| {
         let allowed = constraint.allowed().unwrap().contains(token);
         allowed == constraint.accept(token).is_ok() && allowed
@@ -228,6 +234,12 @@ fn calls_are_forced_and_held_to_their_schemas() {
             assert!(!may_answer(&body, &answer), "{body}: {answer}");
         }
     }
+    // What all calls begin with is told at once.
+    let mut constraint =
+        constraint_of(&with(chat(json!({"max_tokens": 200})), choose(named("clock")))).unwrap();
+    let Allowed::Forced { token, then } = constraint.allowed().unwrap() else { panic!("{constraint:?}") };
+    let all = [&[token], &then[..]].concat();
+    assert!(bytes(clock).starts_with(&all) && all.len() > 30, "{all:?}");
     let forced = answered(&model(TEMPLATE, &call("Bern")), &asked(json!({"tool_choice": "required"})));
     assert_eq!(forced, (Value::Null, vec![called("Bern")], "tool_calls".into()));
 }

@@ -16,7 +16,7 @@ use tallow_engine::engine::spawn;
 use tallow_engine::handle::{EngineHandle, Event, Finish, Info, Request, RunningEngine};
 use tallow_engine::kv_cache::KvShape;
 use tallow_engine::runner::Runner;
-use tallow_engine::sampler::{Choice, Constraint, Sampling, TokenMask};
+use tallow_engine::sampler::{Allowed, Choice, Constraint, Sampling, TokenMask};
 use tallow_engine::scheduler::{DecodeBudget, Limits};
 use tallow_models::decoder::Decoder;
 use tallow_models::{LoadError, Model};
@@ -49,9 +49,66 @@ impl Constraint for Thirds {
         Ok(())
     }
 
-    fn allowed(&mut self) -> Result<TokenMask, String> {
+    fn allowed(&mut self) -> Result<Allowed, String> {
         let word = |at: u32| (0..32).map(|bit| u32::from(self.allows(32 * at + bit)) << bit).sum();
-        Ok(TokenMask::of_words((0..8).map(word).collect()))
+        Ok(Allowed::Any(TokenMask::of_words((0..8).map(word).collect())))
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(*self)
+    }
+}
+
+/// A constraint that forces five tokens after each three: together, one by one, or as masks of one token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Phrases {
+    pub(crate) how: Forces,
+    tokens: u32,
+    free: Thirds,
+}
+
+/// Three ways to say the same.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Forces {
+    Together,
+    OneByOne,
+    ByMasks,
+}
+
+impl Phrases {
+    pub(crate) fn boxed(how: Forces) -> Box<dyn Constraint> {
+        Box::new(Phrases { how, tokens: 0, free: Thirds::default() })
+    }
+
+    /// The tokens that must come.
+    fn forced(self) -> Vec<u32> {
+        let free = (5..8).contains(&(self.tokens % 8));
+        let word = |at: u32| 4 + (at * 37 + at / 8 * self.free.0) % 60;
+        if free { Vec::new() } else { (self.tokens..).take_while(|at| at % 8 < 5).map(word).collect() }
+    }
+}
+
+impl Constraint for Phrases {
+    fn accept(&mut self, token: u32) -> Result<(), String> {
+        match self.forced().first() {
+            Some(forced) if *forced != token => return Err(format!("{token} for {forced}")),
+            Some(_) => {}
+            None => self.free.accept(token)?,
+        }
+        self.tokens += 1;
+        Ok(())
+    }
+
+    fn allowed(&mut self) -> Result<Allowed, String> {
+        let forced = self.forced();
+        match (forced.first(), self.how) {
+            (None, _) => self.free.allowed(),
+            (Some(token), Forces::ByMasks) => Ok(Allowed::Any(TokenMask::of_tokens(&[*token], 256))),
+            (Some(token), Forces::OneByOne) => Ok(Allowed::Forced { token: *token, then: Vec::new() }),
+            (Some(token), Forces::Together) => {
+                Ok(Allowed::Forced { token: *token, then: forced[1..].to_vec() })
+            }
+        }
     }
 
     fn fork(&self) -> Box<dyn Constraint> {

@@ -244,12 +244,11 @@ impl Sampler {
         }
         let raw = self.how.logprobs.map(|top| (logits.to_vec(), top));
         self.adjust(logits);
-        if let Some(mask) = allowed.as_ref().and_then(|allowed| allowed.mask())
-            && !mask.apply(logits)
-        {
-            return Err(nothing_allowed());
-        }
-        let token = self.pick((0..).zip(logits.iter().copied()), place);
+        let token = match allowed.as_ref().and_then(|allowed| allowed.mask()) {
+            Some(mask) if self.how.temperature <= 0.0 => mask.largest(logits).ok_or_else(nothing_allowed)?,
+            Some(mask) if !mask.apply(logits) => return Err(nothing_allowed()),
+            _ => self.pick((0..).zip(logits.iter().copied()), place),
+        };
         match raw {
             Some((raw, top)) => score(&raw, token, top),
             None => Ok(Choice { token, logprob: None, top: Vec::new() }),

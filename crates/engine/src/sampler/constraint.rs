@@ -109,6 +109,23 @@ impl TokenMask {
         self.0.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
+    /// The token with the largest logit, the first of equals; `None` if no token has a chance.
+    pub(super) fn largest(&self, logits: &[f32]) -> Option<u32> {
+        let (mut largest, mut most) = (None, f32::NEG_INFINITY);
+        for (at, (some, word)) in logits.chunks(32).zip(&self.0).enumerate() {
+            // Few words of a mask have a token with more than all before.
+            if *word == 0 || peak(some) <= most {
+                continue;
+            }
+            for (bit, x) in some.iter().enumerate() {
+                if word >> bit & 1 == 1 && *x > most {
+                    (largest, most) = (Some((32 * at + bit) as u32), *x);
+                }
+            }
+        }
+        largest
+    }
+
     /// Sets the logits of all other tokens to -inf. Returns false if no token with a chance is left.
     pub(super) fn apply(&self, logits: &mut [f32]) -> bool {
         let mut is_left = false;
@@ -128,6 +145,18 @@ impl TokenMask {
         }
         is_left
     }
+}
+
+/// The largest of some logits.
+fn peak(logits: &[f32]) -> f32 {
+    // Lanes are compared at once by the instructions that all processors have.
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    for some in logits.chunks(8) {
+        for (lane, x) in lanes.iter_mut().zip(some) {
+            *lane = if *x > *lane { *x } else { *lane };
+        }
+    }
+    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -300,4 +329,33 @@ fn reach(mut constraint: Box<dyn Constraint>, tokens: &[u32]) -> Reached {
 
 fn wait(reached: &Receiver<Reached>) -> Reached {
     reached.recv().unwrap_or_else(|_| Err("the thread that follows the answer's constraint is gone".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampler::uniform;
+
+    /// As if all others were at -inf, whatever is allowed.
+    #[test]
+    fn the_largest_is_that_of_the_masked_row() {
+        for seed in 0..400 {
+            let vocab = 1 + seed as usize % 150;
+            let share = [0.0, 0.02, 0.5, 1.0][seed as usize % 4];
+            let drawn = |at: usize| uniform(seed, at);
+            let allowed: Vec<u32> =
+                (0..vocab).filter(|at| drawn(1000 + at) < share).map(|at| at as u32).collect();
+            let mask = TokenMask::of_tokens(&allowed, vocab);
+            // Few different logits, so that some are equal.
+            let logits: Vec<f32> = (0..vocab)
+                .map(|at| {
+                    if drawn(2000 + at) < 0.3 { f32::NEG_INFINITY } else { (drawn(at) * 5.0).floor() as f32 }
+                })
+                .collect();
+            let mut masked = logits.clone();
+            let is_left = mask.apply(&mut masked);
+            let plain = crate::sampler::largest((0..).zip(masked));
+            assert_eq!(mask.largest(&logits), is_left.then_some(plain), "{seed}");
+        }
+    }
 }

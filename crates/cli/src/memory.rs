@@ -230,16 +230,12 @@ impl Plan {
     fn of_one_encoder(model: &EncoderModel, batch: usize, device: &Device) -> Plan {
         let (spec, made_for) = (&model.spec, model.context());
         let tokens = batch.max(made_for);
-        // A text of one token takes a page.
-        let shape = KvShape {
-            dtype: DType::F32,
-            page_len: encoder::PAGE,
-            pages: tokens,
-            swa_pages: 0,
-            state_rows: 0,
-        };
+        // A step has up to `batch` texts of one token, which take a page each, or one long text.
+        let pages = batch.max(made_for.div_ceil(encoder::PAGE));
+        let shape =
+            KvShape { dtype: DType::F32, page_len: encoder::PAGE, pages, swa_pages: 0, state_rows: 0 };
         let cols = spec.layers.iter().map(|l| l.mixer.heads.kv_cols()).max().unwrap_or(0);
-        let kv = (2 * tokens * encoder::PAGE * cols * DType::F32.size()) as u64;
+        let kv = (2 * pages * encoder::PAGE * cols * DType::F32.size()) as u64;
         let tables: usize = spec.ropes.iter().map(|r| r.table_len(made_for)).sum();
         let workspace = (tokens * activations(&spec.layers, spec.dim) + tables) * DType::F32.size();
         let context = Setting { value: made_for, origin: Origin::Model };

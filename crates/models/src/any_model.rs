@@ -27,7 +27,7 @@ impl AnyModel {
         if families::seq2seq_family(&config).is_some() {
             return Ok(AnyModel::Seq2Seq(Box::new(Seq2SeqModel::new(checkpoint)?)));
         }
-        match families::encoder(&config) {
+        match families::encoder(&config)? {
             Some(_) => Ok(AnyModel::Encoder(Box::new(EncoderModel::new(checkpoint)?))),
             None => Ok(AnyModel::Decoder(Box::new(Model::new(checkpoint)?))),
         }

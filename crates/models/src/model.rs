@@ -10,12 +10,12 @@ use tallow_text::generation::Generation;
 use tallow_text::template::{ChatTemplates, MOST_SOURCE};
 use tallow_text::tokenizer::Tokenizer;
 
-use crate::Result;
 use crate::families::{self, Family};
 use crate::file_type::{FileType, dominant};
 use crate::recipe::{Choice, Outcome, Quantizing, Recipe};
 use crate::spec::{DecoderSpec, LayerSpec};
 use crate::weights::{Common, Source};
+use crate::{LoadError, Result};
 
 /// A decoder as its files describe it.
 #[derive(Debug, Clone)]
@@ -45,6 +45,12 @@ impl Model {
         let family = families::find(&Config::new(&checkpoint)?)?;
         checkpoint.keep_text();
         let mut spec = family.read(&Config::new(&checkpoint)?)?;
+        if spec.is_bidirectional() {
+            let what = format!("text generation by a {} model with bidirectional attention", family.name);
+            let why = "a token would depend on those behind it; it may be an embedding model, of which modules.json \
+                       is missing";
+            return Err(LoadError::unsupported(&checkpoint.path, what, why));
+        }
         if let (Settings::Hf(_), names) = (&checkpoint.settings, &family.hf_names) {
             // Some settings say tied although the file has an LM head that differs from the embedding.
             let tensor = |slot| checkpoint.get(&names.weight(slot, 0)?);

@@ -114,7 +114,13 @@ impl<L> DecoderSpec<L> {
         dynamic.chain([self.context]).min().unwrap_or(self.context)
     }
 
-    fn with_layers<T>(self, to: impl FnMut((usize, L)) -> T) -> DecoderSpec<T> {
+    fn with_layers<T>(mut self, to: impl FnMut((usize, L)) -> T) -> DecoderSpec<T> {
+        let layers = std::mem::take(&mut self.layers).into_iter().enumerate().map(to).collect();
+        self.of_layers(layers)
+    }
+
+    /// The decoder with those layers in place of its own.
+    fn of_layers<T>(self, layers: Vec<T>) -> DecoderSpec<T> {
         DecoderSpec {
             gguf_permutes_qk: self.gguf_permutes_qk,
             vocab: self.vocab,
@@ -130,7 +136,7 @@ impl<L> DecoderSpec<L> {
             logit_softcap: self.logit_softcap,
             ropes: self.ropes,
             mtp_layers: self.mtp_layers,
-            layers: self.layers.into_iter().enumerate().map(to).collect(),
+            layers,
         }
     }
 }
@@ -166,7 +172,52 @@ impl<M: Into<Mixer>> From<DecoderSpec<LayerSpec<M, FfnSpec>>> for DecoderSpec {
     }
 }
 
+/// A block of a decoder that an encoder cannot have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotDense(pub &'static str);
+
+impl TryFrom<DecoderSpec> for DenseDecoderSpec {
+    type Error = NotDense;
+
+    /// The same decoder, if its layers all have attention with a KV cache of one size, and a dense FFN.
+    fn try_from(mut spec: DecoderSpec) -> Result<DenseDecoderSpec, NotDense> {
+        if spec.per_layer_dim.is_some() {
+            return Err(NotDense("per-layer embeddings"));
+        }
+        let layers = std::mem::take(&mut spec.layers).into_iter().map(DenseLayerSpec::try_from);
+        let layers = layers.collect::<Result<Vec<_>, _>>()?;
+        let mut cols = layers.iter().map(|layer| layer.mixer.heads.kv_cols());
+        match cols.next().is_none_or(|first| cols.all(|cols| cols == first)) {
+            true => Ok(spec.of_layers(layers)),
+            false => Err(NotDense("KV caches of several sizes")),
+        }
+    }
+}
+
+impl TryFrom<LayerSpec> for DenseLayerSpec {
+    type Error = NotDense;
+
+    fn try_from(layer: LayerSpec) -> Result<DenseLayerSpec, NotDense> {
+        let mixer = match layer.mixer {
+            Mixer::Attention(attention) => attention,
+            Mixer::SharedKv(_) => return Err(NotDense("shared KV")),
+            Mixer::Mla(_) => return Err(NotDense("multi-head latent attention")),
+            Mixer::GatedDelta(_) => return Err(NotDense("the gated delta rule")),
+        };
+        let Ffn::Dense(ffn) = layer.ffn else { return Err(NotDense("experts")) };
+        let LayerSpec { order, residual_scale, layer_scale, .. } = layer;
+        Ok(LayerSpec { mixer, ffn, order, residual_scale, layer_scale })
+    }
+}
+
 impl DecoderSpec {
+    /// True if any layer sees the tokens behind a token, too. Such a model cannot generate.
+    pub fn is_bidirectional(&self) -> bool {
+        let attends = |layer: &LayerSpec| matches!(&layer.mixer, Mixer::Attention(a) if !a.causal);
+        self.layers.iter().any(attends)
+    }
+
     /// True if any layer has a recurrent state in place of K and V. Pages alone then do not hold a sequence's past.
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.mixer.gated_delta().is_some())

@@ -83,8 +83,11 @@ fn decoder(args: &Convert, sources: &Sources) -> Result<Model, Failed> {
             model.recipe = args.quant;
             return Ok(*model);
         }
+        AnyModel::Encoder(model) if model.family.is_decoder() => {
+            (format!("{}, an embedding model", model.family.name()), "`tallow embed` or `tallow serve`")
+        }
         AnyModel::Encoder(model) => (
-            format!("{}, an encoder", model.family.name),
+            format!("{}, an encoder", model.family.name()),
             "`tallow embed`, `tallow rerank`, `tallow classify` or `tallow serve`",
         ),
         AnyModel::Seq2Seq(model) if model.takes_audio() => {

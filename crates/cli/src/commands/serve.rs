@@ -139,7 +139,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
 fn card(model: &AnyModel) -> ModelCard {
     let (family, checkpoint, bytes) = match model {
         AnyModel::Decoder(model) => (model.family.name, &model.checkpoint, model.weight_bytes()),
-        AnyModel::Encoder(model) => (model.family.name, &model.checkpoint, model.weight_bytes()),
+        AnyModel::Encoder(model) => (model.family.name(), &model.checkpoint, model.weight_bytes()),
         AnyModel::Seq2Seq(model) => (model.family.name, &model.checkpoint, model.weight_bytes()),
     };
     let parameters: usize = checkpoint.tensors().map(|(_, tensor)| tensor.len()).sum();

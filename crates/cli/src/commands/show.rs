@@ -122,7 +122,7 @@ fn summary_of_encoder(name: String, model: &EncoderModel) -> String {
     let mut rows = vec![
         ("model", name),
         ("files", model.checkpoint.path.display().to_string()),
-        ("family", model.family.name.to_owned()),
+        ("family", model.family.name().to_owned()),
         ("parameters", format!("{} ({parameters})", count(parameters))),
         ("size", size(model.weight_bytes() as u64)),
         ("types", mix(&model.checkpoint)),

@@ -2,7 +2,7 @@
 
 use crate::common::Home;
 use serde_json::Value;
-use tallow_support::{golden, image_encoder, text_encoder};
+use tallow_support::{golden, image_encoder, json, tensors, text_encoder};
 
 /// A home with an encoder, or a reranker with `labels` labels.
 fn home(labels: Option<usize>) -> Home {
@@ -34,6 +34,38 @@ fn texts_become_vectors_of_length_one() {
     let cut = vectors(&home.run(&["embed", "-m", "tiny", "--dimensions", "5", "a dog"]).ok());
     let by = length(&given[1][..5]);
     assert!(cut[0].len() == 5 && cut[0].iter().zip(&given[1]).all(|(a, b)| (a - b / by).abs() < 1e-6));
+}
+
+/// Embedding models that are decoders.
+#[test]
+fn decoders_give_vectors_and_write_no_text() {
+    let (home, folder) = (Home::new(), golden("embedders/gemma3"));
+    let model = folder.display().to_string();
+    let facts = json(&folder.join("golden.json"));
+    let texts: Vec<&str> =
+        facts["texts"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+    let arguments = [&["embed", "-m", &model][..], &texts[..]].concat();
+    let (got, want) =
+        (home.run(&arguments).ok(), tensors(&folder.join("golden.safetensors"))["vectors"].f32());
+    let got = vectors(&got).concat();
+    let far = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    // The program's arithmetic is in int8.
+    assert!(got.len() == want.len() && far < 0.02, "off by {far}");
+    let shown = home.run(&["show", &model]).ok();
+    for line in [
+        "family       Gemma 3",
+        "gives        vectors of 24 numbers",
+        "texts        up to 64 tokens of 264",
+        "window 4",
+    ] {
+        assert!(shown.contains(line), "{shown}");
+    }
+    let said = [
+        home.run(&["run", &model, "hello"]),
+        home.run(&["rerank", "-m", &model, "a", "b"]),
+        home.run(&["convert", &model, "out.gguf"]),
+    ];
+    insta::assert_snapshot!(said.map(|did| did.failed()).concat().replace(&model, "MODEL"));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use serde_json::Value;
-use tallow_checkpoint::Checkpoint;
+use tallow_checkpoint::tensor_names::named;
+use tallow_checkpoint::{Checkpoint, Settings, Stored};
 use tallow_core::{Activation, Backend, LinearWeights, Result, Tensor};
 
 use super::classifier_head::linear_act;
@@ -34,7 +35,26 @@ impl<B: Backend> Dense<B> {
 /// Upper bound of a vector's width.
 const MOST: u64 = 1 << 20;
 
+/// Dense layers in GGUF files, in order.
+const IN_GGUF: [&str; 2] = ["dense_2", "dense_3"];
+
 impl DenseSpec {
+    /// The dense layers in a GGUF file, which have no activation there; none in a folder.
+    pub(super) fn of_gguf(checkpoint: &Checkpoint) -> LoadResult<Vec<DenseSpec>> {
+        let Settings::Gguf(_) = checkpoint.settings else { return Ok(Vec::new()) };
+        let stored = IN_GGUF.into_iter().filter_map(|name| Some((name, checkpoint.get(&named(name))?)));
+        let read = |(name, stored): (&str, &Stored)| match *stored.shape.as_slice() {
+            [width, inputs] => {
+                Ok(DenseSpec { name: name.into(), inputs, width, bias: Bias::IfPresent, act: None })
+            }
+            _ => {
+                let why = format!("has shape {:?}; a matrix is expected", stored.shape);
+                Err(LoadError::bad(&checkpoint.path, format!("tensor {:?}", named(name)), why))
+            }
+        };
+        stored.map(read).collect()
+    }
+
     /// Reads the settings in a folder next to a model, and adds the folder's tensors to the checkpoint.
     pub(super) fn read(checkpoint: &mut Checkpoint, folder: &str) -> LoadResult<DenseSpec> {
         let name = Path::new(folder).join("config.json");

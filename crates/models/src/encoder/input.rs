@@ -82,6 +82,8 @@ struct Words {
     lowers: bool,
     /// The token that texts are padded with, if they are.
     fill: Option<u32>,
+    /// A text's tokens and the special ones around it.
+    frame: Vec<Placed>,
     vocab: usize,
     types: usize,
     most: usize,
@@ -154,7 +156,15 @@ impl Words {
         let plain =
             json["tokenizer_class"].as_str().is_some_and(|class| class.starts_with("SiglipTokenizer"));
         let lowers = model.sentence.lowers;
-        Ok(Words { tokenizer, plain, lowers, fill, vocab, types, most })
+        let mut frame = tokenizer.around_one().to_vec();
+        // Decoders' tokenizers may leave the end token to this flag (e5-mistral): the vector is that of the end token.
+        let ends = model.family.is_decoder() && json["add_eos_token"].as_bool() == Some(true);
+        if let Some(end) =
+            tokenizer.eos().filter(|_| ends && matches!(frame.last(), Some(p) if p.piece == Piece::First))
+        {
+            frame.push(Placed { piece: Piece::Token(end), of: 0 });
+        }
+        Ok(Words { tokenizer, plain, lowers, fill, frame, vocab, types, most })
     }
 
     /// A text's tokens, at most as many as the model takes. With truncation, what would be cut off is not tokenized.
@@ -177,11 +187,10 @@ impl Words {
     }
 
     fn text(&self, text: &str, cut: Truncation) -> std::result::Result<Input, InputError> {
-        let frame = self.tokenizer.around_one();
         let mut tokens = self.encode(text, cut)?;
-        let room = self.room(frame, tokens.len(), cut)?;
+        let room = self.room(&self.frame, tokens.len(), cut)?;
         tokens.truncate(room);
-        self.checked(frame, &tokens, &[])
+        self.checked(&self.frame, &tokens, &[])
     }
 
     fn tokens(&self, mut tokens: Vec<u32>, cut: Truncation) -> std::result::Result<Input, InputError> {

@@ -159,7 +159,7 @@ impl<B: Backend> Encoder<B> {
             (spec.mlm_head, spec.pooler) = (None, None);
         }
         let encoder = Encoder::read(&mut w, &spec, model.context())?;
-        w.finish(family.name, |name| family.is_unused(name))?;
+        w.finish(family.name(), |name| family.is_unused(name))?;
         Ok(encoder)
     }
 
@@ -261,12 +261,13 @@ impl<B: Backend> Encoder<B> {
 
     /// Input of the first layer: embeddings, summed, and their norm.
     fn begin(&self, b: &B, texts: &Texts<B>) -> Result<Tensor<B>> {
-        let embed = |table: &Weight<B>, ids: &Tensor<B>| b.run(Embed { table, ids, scale: 1.0 });
+        let scaled = |table: &Weight<B>, ids: &Tensor<B>, scale: f32| b.run(Embed { table, ids, scale });
+        let embed = |table: &Weight<B>, ids: &Tensor<B>| scaled(table, ids, 1.0);
         let (plan, places) = (&texts.plan, self.positions.as_ref().zip(texts.places.as_ref()));
         let (mut x, more) = match (&self.front, &texts.numbers) {
             (Front::Tokens { table, types }, _) => {
                 let types = types.as_ref().zip(texts.types.as_ref());
-                (embed(table, &plan.tokens)?, vec![types, places]) // [tokens, dim]
+                (scaled(table, &plan.tokens, self.spec.embed_scale)?, vec![types, places]) // [tokens, dim]
             }
             (Front::Sounds(stem), Some(frames)) => {
                 (stem.forward(b, frames, plan.host().spans.len())?, vec![places]) // [tokens, dim]

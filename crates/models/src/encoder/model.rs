@@ -10,7 +10,7 @@ use super::Classes;
 use super::clip_similarity::ClipSimilarity;
 use super::sentence_transformers::SentenceTransformers;
 use crate::error::{LoadError, Result};
-use crate::families::{self, EncoderFamily};
+use crate::families::{self, EncoderArch};
 use crate::spec::encoder::{DenseSpec, EncoderSpec};
 use crate::weights::{Common, Source};
 
@@ -37,8 +37,8 @@ fn fitting(checkpoint: &Checkpoint, dense: Vec<DenseSpec>, spec: &EncoderSpec) -
 pub struct EncoderModel {
     /// The files.
     pub checkpoint: Checkpoint,
-    /// The model family.
-    pub family: &'static EncoderFamily,
+    /// The model family, by which it is read.
+    pub family: EncoderArch,
     /// The architecture.
     pub spec: EncoderSpec,
     /// Pooling, length limit and lowercasing as sentence-transformers stores them.
@@ -61,12 +61,19 @@ impl EncoderModel {
     pub fn new(mut checkpoint: Checkpoint) -> Result<EncoderModel> {
         let config = Config::new(&checkpoint)?;
         let family = families::find_encoder(&config)?;
-        let sentence = SentenceTransformers::read(&config)?;
-        let dense = sentence.dense.iter().map(|folder| DenseSpec::read(&mut checkpoint, folder));
-        let dense = dense.collect::<Result<Vec<_>>>()?;
+        if family.is_decoder() {
+            checkpoint.keep_text();
+        }
         let config = Config::new(&checkpoint)?;
-        let made = |family: &'static EncoderFamily, image_encoder| {
-            let (checkpoint, mut spec) = (checkpoint.clone(), (family.spec)(&config)?);
+        let usual = family.usual_pooling(&family.read(&config)?);
+        let sentence = SentenceTransformers::read(&config, usual)?;
+        let mut dense = DenseSpec::of_gguf(&checkpoint)?;
+        for folder in &sentence.dense {
+            dense.push(DenseSpec::read(&mut checkpoint, folder)?);
+        }
+        let config = Config::new(&checkpoint)?;
+        let made = |family: EncoderArch, image_encoder| {
+            let (checkpoint, mut spec) = (checkpoint.clone(), family.read(&config)?);
             // The length limit of texts does not apply to images.
             let most_tokens = sentence.most_tokens.filter(|_| spec.patches.is_none());
             let sentence = SentenceTransformers { most_tokens, ..sentence.clone() };
@@ -117,12 +124,15 @@ impl EncoderModel {
 
     pub(crate) fn source(&self) -> Source<'_> {
         let spec = Common { dim: self.spec.dim, norm: self.spec.norm, per_layer_dim: None };
-        Source { checkpoint: &self.checkpoint, names: &self.family.names, spec, quantizing: None }
+        Source { checkpoint: &self.checkpoint, names: self.family.names(), spec, quantizing: None }
     }
 
     /// Bytes of all tensors as handed to the device.
     pub fn weight_bytes(&self) -> usize {
-        self.source().bytes()
+        let source = self.source();
+        let is_unused = |name: &str| source.names.is_unused(name) || self.family.is_unused(name);
+        let needed = self.checkpoint.tensors().filter(|(name, _)| !is_unused(name));
+        needed.map(|(name, stored)| source.size(name, stored)).sum()
     }
 
     /// The longest text in tokens; for an image encoder, the rows of an image.

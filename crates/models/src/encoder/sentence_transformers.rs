@@ -14,7 +14,7 @@ const MODULES: &str = "modules.json";
 /// Settings from `modules.json` and the files that it names. All of them may be missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SentenceTransformers {
-    /// Pooling; the mean if the files do not say.
+    /// Pooling.
     pub pooling: Pooling,
     /// The longest text in tokens.
     pub most_tokens: Option<usize>,
@@ -35,17 +35,13 @@ const KINDS: [(&str, &str, Pooling); 6] = [
 ];
 
 impl SentenceTransformers {
-    /// Reads the files next to a checkpoint, or a GGUF file's metadata.
-    pub(super) fn read(config: &Config<'_>) -> Result<SentenceTransformers> {
+    /// Reads the files next to a checkpoint, or a GGUF file's metadata. Where they do not say, pooling is `usual`.
+    pub(super) fn read(config: &Config<'_>, usual: Pooling) -> Result<SentenceTransformers> {
         let checkpoint = config.checkpoint();
-        let mut sentence = SentenceTransformers {
-            pooling: Pooling::Mean,
-            most_tokens: None,
-            lowers: false,
-            dense: Vec::new(),
-        };
+        let mut sentence =
+            SentenceTransformers { pooling: usual, most_tokens: None, lowers: false, dense: Vec::new() };
         if config.is_gguf() {
-            return Ok(SentenceTransformers { pooling: gguf_pooling(config)?, ..sentence });
+            return Ok(SentenceTransformers { pooling: gguf_pooling(config)?.unwrap_or(usual), ..sentence });
         }
         let Some(modules) = checkpoint.json_file(MODULES)? else { return Ok(sentence) };
         let file = checkpoint.path.join(MODULES);
@@ -87,11 +83,12 @@ impl SentenceTransformers {
 const POOLING: Key = key("", "pooling_type");
 
 /// GGUF's pooling type (`LLAMA_POOLING_TYPE_*`); 0 is no pooling.
-fn gguf_pooling(config: &Config<'_>) -> Result<Pooling> {
+fn gguf_pooling(config: &Config<'_>) -> Result<Option<Pooling>> {
     match config.find_count(POOLING)? {
-        None | Some(1) => Ok(Pooling::Mean),
-        Some(2) => Ok(Pooling::First),
-        Some(3) => Ok(Pooling::Last),
+        None => Ok(None),
+        Some(1) => Ok(Some(Pooling::Mean)),
+        Some(2) => Ok(Some(Pooling::First)),
+        Some(3) => Ok(Some(Pooling::Last)),
         Some(other) => Err(config.unsupported(POOLING, other, "1 (mean), 2 (first) and 3 (last) are")),
     }
 }

@@ -1,10 +1,10 @@
 //! Settings common to encoder families.
 
+use tallow_checkpoint::Result;
 use tallow_checkpoint::config::{Config, Key, key};
 use tallow_checkpoint::tensor_names::{self, Names, Slot, named};
-use tallow_checkpoint::{FileError, Result};
 
-use super::{Declared, common, declared, find};
+use super::{Declared, common, declared};
 use crate::spec::encoder::{EncoderSpec, HeadActivation, HeadSpec, MlmHeadSpec, Pooling, Positions};
 use crate::spec::{Bias, Order};
 
@@ -35,7 +35,7 @@ impl EncoderFamily {
 }
 
 /// All encoder families for the checkpoint's file kind.
-fn all(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
+pub(super) fn all(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
     let is_gguf = c.is_gguf();
     declared().filter_map(move |d| match d {
         Declared::Encoder(family) if !is_gguf => Some(family),
@@ -45,40 +45,8 @@ fn all(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
 }
 
 /// The encoder families whose architecture the checkpoint has.
-fn of(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
+pub(super) fn of(c: &Config<'_>) -> impl Iterator<Item = &'static EncoderFamily> {
     all(c).filter(|f| f.hf.contains(&c.arch()))
-}
-
-/// The encoder family of a checkpoint, if it has one.
-pub fn encoder(c: &Config<'_>) -> Option<&'static EncoderFamily> {
-    of(c).next()
-}
-
-/// The family of the image encoder that comes with a text encoder (CLIP, SigLIP), if there is one.
-pub fn encoder_of_images(c: &Config<'_>) -> Option<&'static EncoderFamily> {
-    of(c).nth(1)
-}
-
-/// The encoder family of a checkpoint, or an error that says why there is none.
-pub fn find_encoder(c: &Config<'_>) -> Result<&'static EncoderFamily> {
-    encoder(c).ok_or_else(|| {
-        let what = format!("embedding with the architecture {:?}", c.arch());
-        let why = match find(c) {
-            Ok(_) => "it generates text: use `tallow run` or `tallow serve`".to_owned(),
-            Err(_) => {
-                let known: Vec<&str> = all(c).flat_map(|f| f.hf).copied().collect();
-                format!("these are: {}", known.join(", "))
-            }
-        };
-        FileError::unsupported(&c.checkpoint().path, what, why)
-    })
-}
-
-/// Error for text generation with an encoder-only checkpoint.
-pub(super) fn writes_no_text(c: &Config<'_>) -> FileError {
-    let what = format!("text generation with the architecture {:?}", c.arch());
-    let why = "it is an encoder: use `tallow embed`, `tallow rerank` or `tallow classify`, or serve it";
-    FileError::unsupported(&c.checkpoint().path, what, why)
 }
 
 const TYPES: Key = key("type_vocab_size", "");

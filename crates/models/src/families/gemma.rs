@@ -34,7 +34,7 @@ static GEMMA2: Family = Family {
 static GEMMA3: Family = Family {
     name: "Gemma 3",
     hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
-    gguf: &["gemma3"],
+    gguf: &["gemma3", "gemma-embedding"],
     hf_names: HF,
     gguf_names: tensor_names::GGUF,
     spec: gemma3,
@@ -52,6 +52,9 @@ const SCALAR: Key = key("query_pre_attn_scalar", "");
 const SCORE_CAP: Key = key("attn_logit_softcapping", "attn_logit_softcapping");
 pub(super) const LOGIT_CAP: Key = key("final_logit_softcapping", "final_logit_softcapping");
 
+/// Set in embedding models (EmbeddingGemma).
+const BIDIRECTIONAL: &str = "use_bidirectional_attention";
+
 const DEFAULTS: common::Defaults = common::Defaults {
     kv_heads: Some(4),
     head_dim: Some(256),
@@ -64,7 +67,6 @@ const DEFAULTS: common::Defaults = common::Defaults {
 /// Settings common to Gemma 1 to 3.
 fn base(c: &Config<'_>, defaults: &common::Defaults) -> Result<DenseDecoderSpec> {
     let mut spec = common::plain_as(c, defaults)?;
-    common::off(c, "use_bidirectional_attention")?;
     spec.embed_scale = (spec.dim as f32).sqrt();
     // Converters to GGUF add the 1.
     spec.norm.weight_offset = if c.is_gguf() { 0.0 } else { 1.0 };
@@ -78,6 +80,7 @@ fn base(c: &Config<'_>, defaults: &common::Defaults) -> Result<DenseDecoderSpec>
 fn gemma(c: &Config<'_>) -> Result<DecoderSpec> {
     let defaults = common::Defaults { kv_heads: Some(16), act: (common::ACT, DEFAULTS.act.1), ..DEFAULTS };
     let mut spec = base(c, &defaults)?;
+    common::off(c, BIDIRECTIONAL)?;
     for layer in spec.layers.iter_mut().filter(|layer| layer.ffn.act == Activation::Gelu) {
         // The first configs say `gelu` but mean the tanh approximation.
         layer.ffn.act = Activation::GeluTanh;
@@ -118,6 +121,7 @@ pub(super) fn cap(c: &Config<'_>, key: Key, default: Option<f64>) -> Result<Opti
 
 fn gemma2(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = sandwich(c, &DEFAULTS, 46)?;
+    common::off(c, BIDIRECTIONAL)?;
     spec.logit_softcap = cap(c, LOGIT_CAP, Some(30.0))?;
     let (window, softcap) = (common::window_or(c, 4096)?, cap(c, SCORE_CAP, Some(50.0))?);
     let windowed = common::windowed(c, spec.layers.len(), |i| i.is_multiple_of(2))?;
@@ -141,11 +145,13 @@ fn gemma3(c: &Config<'_>) -> Result<DecoderSpec> {
     let mut spec = sandwich(c, &defaults, 62)?;
     spec.logit_softcap = cap(c, LOGIT_CAP, None)?;
     spec.ropes.push(rope::local_rope(c, &spec.ropes[0])?);
-    let window = common::window_or(c, 4096)?;
+    let causal = !common::flag(c, BIDIRECTIONAL, c.arch() == "gemma-embedding")?;
+    // A window of two sides has half of it on each side of a token.
+    let window = common::window_or(c, 4096)?.map(|window| if causal { window } else { window / 2 + 1 });
     let windowed = common::windowed_but_every(c, spec.layers.len(), 6)?;
     for (layer, windowed) in spec.layers.iter_mut().zip(windowed) {
         layer.mixer.window = window.filter(|_| windowed);
-        layer.mixer.rope = Some(usize::from(windowed));
+        (layer.mixer.rope, layer.mixer.causal) = (Some(usize::from(windowed)), causal);
         layer.mixer.qk_norm = QkNormSpec::PerHead;
     }
     Ok(spec.into())

@@ -3,6 +3,7 @@
 //! A family has no forward pass. To add one, write its file and list it in `families!`, below.
 
 mod common;
+mod embedders;
 mod encoders;
 pub mod rope;
 mod routed;
@@ -72,7 +73,8 @@ use tallow_checkpoint::tensor_names::Names;
 use crate::spec::DecoderSpec;
 use crate::spec::rope::RopeSpec;
 
-pub use encoders::{EncoderFamily, encoder, encoder_of_images, find_encoder};
+pub use embedders::{EncoderArch, encoder, encoder_of_images, find_encoder};
+pub use encoders::EncoderFamily;
 pub use seq2seq::{Seq2SeqFamily, find_seq2seq, seq2seq_family};
 
 /// A decoder architecture.
@@ -140,35 +142,40 @@ pub fn decoders() -> impl Iterator<Item = &'static Family> {
 
 const MODEL_TYPE: Key = key("model_type", "");
 
-/// The decoder family of a checkpoint, by its architecture name.
-pub fn find(config: &Config<'_>) -> Result<&'static Family> {
+/// The decoder family that has a checkpoint's architecture, if there is one.
+fn decoder(config: &Config<'_>) -> Result<Option<&'static Family>> {
     let arch = config.arch();
-    if encoder(config).is_some() {
-        return Err(encoders::writes_no_text(config));
-    }
-    if seq2seq_family(config).is_some() {
-        return Err(seq2seq::has_an_encoder(config));
-    }
     let names = |f: &Family| if config.is_gguf() { f.gguf } else { f.hf };
     // Multimodal models share one name for several kinds of text model, so the inner `model_type` decides. Some folders
     // have only a `model_type`.
     let inner = config.under(TEXT).find_text(MODEL_TYPE)?.or((!config.is_gguf()).then_some(arch));
     let listed: Vec<&Family> = decoders().filter(|f| names(f).contains(&arch)).collect();
     let called = |f: &&&Family| inner.is_some_and(|kind| f.is_called(kind));
-    let found = match listed.as_slice() {
+    Ok(match listed.as_slice() {
         [] => decoders().find(|f| !config.is_gguf() && f.is_called(arch)),
         [one] => Some(*one),
         several if config.is_gguf() => several.first().copied(),
         several => several.iter().find(called).copied(),
-    };
-    found.ok_or_else(|| {
+    })
+}
+
+/// The family of a checkpoint that generates text as a decoder alone, or an error that says why there is none.
+pub fn find(config: &Config<'_>) -> Result<&'static Family> {
+    if let Some(why) = embedders::writes_no_text(config)? {
+        return Err(why);
+    }
+    if seq2seq_family(config).is_some() {
+        return Err(seq2seq::has_an_encoder(config));
+    }
+    decoder(config)?.ok_or_else(|| {
+        let names = |f: &'static Family| if config.is_gguf() { f.gguf } else { f.hf };
         let mut known: Vec<&str> = decoders().flat_map(names).copied().collect();
         let mut seen = HashSet::new();
         known.retain(|name| seen.insert(*name));
         let why = format!("these are: {}", known.join(", "));
         tallow_checkpoint::FileError::unsupported(
             &config.checkpoint().path,
-            format!("the architecture {arch:?}"),
+            format!("the architecture {:?}", config.arch()),
             why,
         )
     })

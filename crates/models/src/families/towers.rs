@@ -118,6 +118,7 @@ fn plain(c: &Config<'_>, defaults: &Defaults) -> Result<EncoderSpec> {
         dim,
         context: 0,
         norm: NormSpec { kind: NormKind::Layer, eps: eps as f32, bias: Bias::Yes, weight_offset: 0.0 },
+        embed_scale: 1.0,
         positions: None,
         types: None,
         patches: None,

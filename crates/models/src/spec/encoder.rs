@@ -18,6 +18,8 @@ pub struct EncoderSpec {
     pub context: usize,
     /// Settings shared by all norms.
     pub norm: NormSpec,
+    /// Multiplies token embeddings.
+    pub embed_scale: f32,
     /// Learned absolute position embeddings, if any.
     pub positions: Option<Positions>,
     /// Number of token types with an embedding (first text, second text), if any.
@@ -55,6 +57,7 @@ impl From<DenseDecoderSpec> for EncoderSpec {
             dim: spec.dim,
             context: spec.context,
             norm: spec.norm,
+            embed_scale: spec.embed_scale,
             positions: spec.positions.map(|rows| Positions { rows, pad: None }),
             types: None,
             patches: None,

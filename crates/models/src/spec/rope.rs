@@ -138,6 +138,14 @@ impl RopeSpec {
         }
     }
 
+    /// Longest sequence whose angles do not depend on its length; `None` if that holds for all.
+    pub fn fixed(&self) -> Option<usize> {
+        match self.scaling {
+            Scaling::Dynamic { original, .. } | Scaling::Long { original, .. } => Some(original),
+            _ => None,
+        }
+    }
+
     fn yarn(&self, yarn: &Yarn, plain: impl Iterator<Item = f64>) -> Vec<f64> {
         let dim = self.dim as f64;
         // The (fractional) index of the frequency with `turns` rotations over the original context.

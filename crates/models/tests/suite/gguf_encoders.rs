@@ -9,7 +9,7 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_models::Model;
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
 use tallow_models::spec::encoder::Pooling;
-use tallow_support::{golden, json, tensors};
+use tallow_support::{Golden, golden, json, tensors};
 
 /// Hugging Face tensor names and their GGUF names.
 const BERT: [(&str, &str); 13] = [
@@ -81,7 +81,7 @@ fn value(out: &mut Vec<u8>, of: &Value) {
         }
         Value::Number(of) => out.extend([4, of.as_u64().unwrap() as u32].map(u32::to_le_bytes).concat()),
         Value::Array(all) => {
-            let texts = all[0].is_string();
+            let texts = all.first().is_none_or(Value::is_string);
             out.extend([9, if texts { 8u32 } else { 5 }].map(u32::to_le_bytes).concat());
             out.extend((all.len() as u64).to_le_bytes());
             for one in all {
@@ -105,7 +105,12 @@ fn gguf(name: &str, names: &[(&str, &str)], meta: &Value) -> Vec<u8> {
         (!to.is_empty()).then(|| format!("{}.{end}", to.replace("{}", layer.unwrap_or(""))))
     };
     let all = tensors(&golden(name).join("model.safetensors"));
-    let all: Vec<_> = all.iter().filter_map(|(tensor, t)| Some((named(tensor)?, t))).collect();
+    let of = |(tensor, t): (&String, &Golden)| Some((named(tensor)?, t.shape.clone(), t.f32()));
+    gguf_of(&all.iter().filter_map(of).collect::<Vec<_>>(), meta)
+}
+
+/// GGUF file with that metadata and those tensors: names, shapes and numbers.
+pub(crate) fn gguf_of(all: &[(String, Vec<usize>, Vec<f32>)], meta: &Value) -> Vec<u8> {
     let meta = meta.as_object().unwrap();
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((all.len() as u64).to_le_bytes());
@@ -115,13 +120,13 @@ fn gguf(name: &str, names: &[(&str, &str)], meta: &Value) -> Vec<u8> {
         value(&mut out, of);
     }
     let mut data = Vec::new();
-    for (name, t) in &all {
+    for (name, shape, numbers) in all {
         text(&mut out, name);
-        out.extend((t.shape.len() as u32).to_le_bytes());
-        t.shape.iter().rev().for_each(|n| out.extend((*n as u64).to_le_bytes()));
+        out.extend((shape.len() as u32).to_le_bytes());
+        shape.iter().rev().for_each(|n| out.extend((*n as u64).to_le_bytes()));
         out.extend(0u32.to_le_bytes());
         out.extend((data.len() as u64).to_le_bytes());
-        data.extend(t.f32().iter().flat_map(|x| x.to_le_bytes()));
+        data.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
         data.resize(data.len().next_multiple_of(32), 0);
     }
     out.resize(out.len().next_multiple_of(32), 0);
@@ -130,7 +135,7 @@ fn gguf(name: &str, names: &[(&str, &str)], meta: &Value) -> Vec<u8> {
 }
 
 /// Writes a file, calls `with` on it, and removes it.
-fn with_file<T>(tag: &str, bytes: &[u8], with: impl FnOnce(&PathBuf) -> T) -> T {
+pub(crate) fn with_file<T>(tag: &str, bytes: &[u8], with: impl FnOnce(&PathBuf) -> T) -> T {
     let file = std::env::temp_dir().join(format!("tallow-encoder-{}-{tag}.gguf", std::process::id()));
     std::fs::write(&file, bytes).unwrap();
     let given = with(&file);

@@ -5,6 +5,7 @@
 mod act_order;
 mod adapters;
 mod devices;
+mod embedders;
 mod encoders;
 mod gguf_encoders;
 mod goldens;

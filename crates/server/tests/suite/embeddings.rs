@@ -13,7 +13,7 @@ use tallow_cpu::{Cpu, Isa};
 use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, PoolingTask, RunningEmbedder, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
 use tallow_server::{ServedEncoder, Settings, serve_encoder};
-use tallow_support::{golden, image_encoder, text_encoder};
+use tallow_support::{golden, image_encoder, json, tensors, text_encoder};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
@@ -123,6 +123,47 @@ fn an_answer_has_the_shape_of_openais() {
         "usage": { "prompt_tokens": 9, "total_tokens": 9 },
     });
     assert_eq!(body, want);
+}
+
+/// A decoder whose last token is the vector (as Qwen3-Embedding), and one with bidirectional attention and dense layers (as
+/// EmbeddingGemma), from text to vectors, by sentence-transformers.
+#[test]
+fn decoders_that_are_embedding_models() {
+    for (name, width) in [("qwen3", 32), ("gemma3", 24)] {
+        let from = golden("embedders").join(name);
+        let server = serve_folder(|folder| copy(&from, folder), 8);
+        let want = tensors(&from.join("golden.safetensors"))["vectors"].f32();
+        let texts = json(&from.join("golden.json"))["texts"].clone();
+        let near = |got: &[f32], want: &[f32]| {
+            assert!(
+                got.len() == want.len() && got.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-4),
+                "{name}"
+            );
+        };
+        let got = vectors(&server, json!({ "input": texts }));
+        near(&got.concat(), &want);
+        let alone = vectors(&server, json!({ "input": texts[2] }));
+        assert_eq!(alone[0], got[2], "{name}");
+        let by = length(&want[..6]);
+        let cut = vectors(&server, json!({ "input": texts[0], "dimensions": 6 }));
+        near(&cut[0], &want[..6].iter().map(|x| x / by).collect::<Vec<_>>());
+        let reply = post("/api/embed", json!({ "model": "tiny", "input": texts })).get(&server).json();
+        let ollama: Vec<f32> = reply["embeddings"].as_array().unwrap().iter().flat_map(numbers).collect();
+        assert_eq!(ollama.len(), 3 * width);
+        near(&ollama, &want);
+    }
+}
+
+/// Copies a folder with its folders.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => std::fs::write(to, std::fs::read(entry.path()).unwrap()).unwrap(),
+        }
+    }
 }
 
 #[test]

@@ -445,18 +445,16 @@ impl PartRows<'_> {
         sampler: &Sampler,
         place: usize,
     ) -> Result<Option<Result<Choice, SampleError>>, Error> {
-        Ok(Some(match self.sampled.next() {
-            Some(SampledRow::TopK(tokens, logits)) => sampler.sample_topk(tokens, logits, place),
+        let (row, choice) = match self.sampled.next() {
+            Some(SampledRow::TopK(row, tokens, logits)) => (row, sampler.sample_topk(tokens, logits, place)),
             Some(SampledRow::Candidates(row, candidates)) => {
-                match sampler.sample_candidates(&candidates, place).transpose() {
-                    Some(choice) => choice,
-                    None => sampler.sample(&mut (self.fetch)(row)?, place),
-                }
+                (row, sampler.sample_candidates(&candidates, place))
             }
-            None => match self.whole.next() {
-                Some(row) => sampler.sample(row, place),
-                None => return Ok(None),
-            },
+            None => return Ok(self.whole.next().map(|row| sampler.sample(row, place))),
+        };
+        Ok(Some(match choice.transpose() {
+            Some(choice) => choice,
+            None => sampler.sample(&mut (self.fetch)(row)?, place),
         }))
     }
 }

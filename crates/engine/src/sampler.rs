@@ -113,7 +113,7 @@ impl Sampling {
 /// Part of a row of logits that sampling needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitsNeeded {
-    /// The top k tokens.
+    /// The top k tokens, and under a constraint the row if it allows none of them.
     TopK(usize),
     /// [`Candidates`], and in rare cases the row.
     Candidates,
@@ -255,15 +255,29 @@ impl Sampler {
         }
     }
 
-    /// Samples from the top-k tokens alone: as many as [`Sampling::top_k_needed`] says, or the whole vocabulary if
-    /// smaller; of tokens with equal logits those with the lower ids.
+    /// Samples from the top-k tokens alone: as many as [`needs`](Self::needs) says; of tokens with equal logits those with the
+    /// lower ids. `None` if that takes the whole row, because a constraint allows none of them.
     ///
     /// Differs from [`sample`](Self::sample) in one case: top-k ranks NaN lowest, so a NaN among the logits left out
     /// goes unnoticed and its token is not chosen. A row that is all NaN or contains +inf is an error for both.
-    pub fn sample_topk(&self, tokens: &[u32], logits: &[f32], place: usize) -> Result<Choice, SampleError> {
+    pub fn sample_topk(
+        &self,
+        tokens: &[u32],
+        logits: &[f32],
+        place: usize,
+    ) -> Result<Option<Choice>, SampleError> {
         check(logits)?;
-        let token = self.pick(tokens.iter().copied().zip(logits.iter().copied()), place);
-        Ok(Choice { token, logprob: None, top: Vec::new() })
+        let row = tokens.iter().copied().zip(logits.iter().copied());
+        let token = match self.allowed()?.as_deref() {
+            None => Some(self.pick(row, place)),
+            Some(Allowed::Forced { token, .. }) => Some(*token),
+            // The likeliest comes first.
+            Some(Allowed::Any(mask)) => {
+                let mut allowed = row.filter(|(token, x)| mask.contains(*token) && *x > f32::NEG_INFINITY);
+                allowed.next().map(|(token, _)| token)
+            }
+        };
+        Ok(token.map(|token| Choice { token, logprob: None, top: Vec::new() }))
     }
 
     /// The part of a row of `vocab` logits that sampling needs.
@@ -272,9 +286,9 @@ impl Sampler {
             return LogitsNeeded::Row;
         }
         match self.how.top_k_needed() {
-            // The most likely tokens may not be allowed.
             Some(k) if self.constraint.is_none() => LogitsNeeded::TopK(k.min(vocab)),
-            Some(_) if self.how.temperature <= 0.0 => LogitsNeeded::Row,
+            // The likeliest may not be allowed, but one of some as a rule.
+            Some(_) if self.how.temperature <= 0.0 => LogitsNeeded::TopK(MAX_TOP_K.min(vocab)),
             _ if self.how.draws_from(candidates_of(vocab)) => LogitsNeeded::Candidates,
             _ => LogitsNeeded::Row,
         }

@@ -222,7 +222,7 @@ impl LogitsPlan {
             LogitsNeeded::Row => None,
             LogitsNeeded::TopK(k) => {
                 let (tokens, logits) = read.top_k.row(row - self.top_k.rows.start, self.top_k.k);
-                Some(SampledRow::TopK(&tokens[..k], &logits[..k]))
+                Some(SampledRow::TopK(row, &tokens[..k], &logits[..k]))
             }
             LogitsNeeded::Candidates => {
                 let (at, k, each) =
@@ -250,8 +250,8 @@ impl TopKRead {
 /// A row to sample from, where it is not read in full.
 #[derive(Debug)]
 pub(super) enum SampledRow<'a> {
-    /// The top k and their logits.
-    TopK(&'a [u32], &'a [f32]),
+    /// The row's index, its top k and their logits.
+    TopK(usize, &'a [u32], &'a [f32]),
     /// The row's index, and its candidates.
     Candidates(usize, Candidates<'a>),
 }

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 use tallow_core::ops::TopK;
 use tallow_core::{Backend, Memory};
 use tallow_cpu::{Cpu, Isa};
-use tallow_engine::sampler::{Choice, SampleError, Sampler, Sampling};
+use tallow_engine::sampler::{
+    Allowed, Choice, Constraint, LogitsNeeded, MaskThreads, SampleError, Sampler, Sampling, TokenMask,
+};
 
 fn choose(how: Sampling, prompt: &[u32], logits: &[f32], place: usize) -> u32 {
     Sampler::new(how, prompt).sample(&mut logits.to_vec(), place).unwrap().token
@@ -193,10 +195,86 @@ fn few() -> impl Strategy<Value = Sampling> {
 
 /// Samples from the top-k tokens that the device returns.
 fn choose_by_device(b: &Cpu, sampler: &Sampler, logits: &[f32], place: usize) -> Result<Choice, SampleError> {
-    let k = sampler.how().top_k_needed().unwrap().min(logits.len());
+    sample_by_device(b, sampler, logits, place).map(|choice| choice.expect("no constraint"))
+}
+
+/// The same; `None` if that takes the whole row.
+fn sample_by_device(
+    b: &Cpu,
+    sampler: &Sampler,
+    logits: &[f32],
+    place: usize,
+) -> Result<Option<Choice>, SampleError> {
+    let LogitsNeeded::TopK(k) = sampler.needs(logits.len()) else { panic!("{sampler:?}") };
     let top = b.run(TopK { x: &b.upload_row(logits).unwrap(), k }).unwrap();
     let (tokens, logits) = (b.download::<u32>(&top.ids).unwrap(), b.download::<f32>(&top.values).unwrap());
     sampler.sample_topk(&tokens, &logits, place)
+}
+
+/// A mask that is always the same.
+#[derive(Clone, Debug)]
+struct Always(Allowed);
+
+impl Constraint for Always {
+    fn accept(&mut self, _: u32) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn allowed(&mut self) -> Result<Allowed, String> {
+        Ok(self.0.clone())
+    }
+
+    fn fork(&self) -> Box<dyn Constraint> {
+        Box::new(self.clone())
+    }
+}
+
+/// Greedy answers under a constraint: from the likeliest tokens if one of them is allowed, and then the same token.
+#[test]
+fn the_likeliest_that_is_allowed_is_found_among_the_likeliest() {
+    let b = Cpu::new(Isa::best(), 1).unwrap();
+    let threads = MaskThreads::start().unwrap();
+    let chance = |seed: u64, at: usize| {
+        f64::from(
+            (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at as u64 + 1).wrapping_mul(0xBF58_476D_1CE4_E5B9))
+                .wrapping_mul(0x94D0_49BB_1331_11EB) as u32
+                >> 8,
+        ) / f64::from(1u32 << 24)
+    };
+    let (mut found, mut not_found) = (0, 0);
+    for seed in 0..600u64 {
+        let vocab = 1 + seed as usize * 7 % 500;
+        let share = [0.0, 0.01, 0.2, 1.0][seed as usize % 4];
+        // Few different logits, and none for some tokens.
+        let logits: Vec<f32> = (0..vocab)
+            .map(|at| {
+                if chance(seed, at) < 0.2 {
+                    f32::NEG_INFINITY
+                } else {
+                    (chance(seed + 9, at) * 40.0).floor() as f32
+                }
+            })
+            .collect();
+        if logits.iter().all(|x| x.is_infinite()) {
+            continue;
+        }
+        let allowed: Vec<u32> =
+            (0..vocab).filter(|at| chance(seed + 99, *at) < share).map(|at| at as u32).collect();
+        let constraint = Always(Allowed::Any(TokenMask::of_tokens(&allowed, vocab)));
+        let sampler =
+            Sampler::new(Sampling::greedy(), &[]).with_constraint(Box::new(constraint), threads.clone());
+        let whole = sampler.sample(&mut logits.clone(), 3);
+        match sample_by_device(&b, &sampler, &logits, 3).unwrap() {
+            Some(choice) => assert_eq!(Ok(choice), whole, "{seed}"),
+            None => assert!(vocab > 64 || whole.is_err(), "{seed}: {whole:?}"),
+        }
+        let is_found = sample_by_device(&b, &sampler, &logits, 3).unwrap().is_some();
+        (found, not_found) = (found + u32::from(is_found), not_found + u32::from(!is_found));
+    }
+    assert!(found > 200 && not_found > 100, "{found} {not_found}");
+    let forced = Always(Allowed::Forced { token: 2, then: vec![] });
+    let sampler = Sampler::new(Sampling::greedy(), &[]).with_constraint(Box::new(forced), threads);
+    assert_eq!(sample_by_device(&b, &sampler, &LOGITS, 0).unwrap().map(|choice| choice.token), Some(2));
 }
 
 #[test]

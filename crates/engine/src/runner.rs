@@ -7,7 +7,6 @@ mod replays;
 pub use replays::MOST_REPLAYED_ROWS;
 
 use std::borrow::Cow;
-use std::cell::RefCell;
 use std::ops::Range;
 use std::vec;
 
@@ -44,12 +43,7 @@ pub struct Runner<B: Backend> {
     /// Pages of the sliding-window layers, if these have their own.
     swa_pages: usize,
     adapters: Adapters<B>,
-    /// Memory of the rows that the step before read, for those of the next: fresh memory takes longer to map than rows to copy.
-    spare: RefCell<Vec<f32>>,
 }
-
-/// Most values that are kept as memory for the rows of the next step.
-const MOST_SPARE: usize = 16 << 20;
 
 /// Sampling input of a part.
 #[derive(Clone, Copy, Debug)]
@@ -102,8 +96,7 @@ impl<B: Backend> Runner<B> {
         let kv = KvPool::new(&b, decoder.spec(), allocated)?;
         let KvShape { page_len, swa_pages, .. } = shape;
         let adapters = Adapters::default();
-        let (encoder, drafter, spare) = (None, None, RefCell::default());
-        Ok(Runner { b, encoder, decoder, kv, replays, drafter, page_len, swa_pages, adapters, spare })
+        Ok(Runner { b, encoder: None, decoder, kv, replays, drafter: None, page_len, swa_pages, adapters })
     }
 
     /// The same runner with a draft model that has the same vocabulary and was loaded for `context` tokens. Its K and V are
@@ -384,9 +377,9 @@ impl<B: Backend> Runner<B> {
         asked: &[Option<SampleInput<'_>>],
     ) -> Result<Vec<Result<Outcome, SampleError>>, Error> {
         let Launched { plan, logits, fetched, .. } = launched;
-        let mut read = fetched.wait(&self.b, self.spare.take())?;
-        let mut memory = std::mem::take(&mut read.whole);
-        let mut whole = memory.chunks_exact_mut(self.decoder.spec().vocab.max(1));
+        let mut read = fetched.wait(&self.b)?;
+        let mut whole = std::mem::take(&mut read.whole);
+        let mut whole = whole.chunks_exact_mut(self.decoder.spec().vocab.max(1));
         // Who takes the likeliest token reads no row.
         let none = || Ok(Vec::new());
         let fetch = |row| logits.as_ref().map_or_else(none, |x| self.b.download(&x.row_range(row..row + 1)));
@@ -398,11 +391,7 @@ impl<B: Backend> Runner<B> {
             let rows = PartRows { whole: whole.into_iter(), sampled: sampled.into_iter(), fetch: &fetch };
             outcome(part, asked, rows)
         });
-        let outcomes = outcomes.collect();
-        memory.truncate(MOST_SPARE);
-        memory.shrink_to(MOST_SPARE);
-        self.spare.replace(memory);
-        outcomes
+        outcomes.collect()
     }
 }
 

@@ -224,7 +224,7 @@ impl Sampler {
         self.constraint.as_ref().map_or_else(Vec::new, Constrained::forced)
     }
 
-    /// What the constraint allows next.
+    /// The tokens that the constraint allows next.
     fn allowed(&self) -> Result<Option<Arc<Allowed>>, SampleError> {
         self.constraint.as_ref().map(Constrained::allowed).transpose().map_err(SampleError::Constraint)
     }
@@ -236,17 +236,19 @@ impl Sampler {
             return Ok(Choice { token: policy.choose(written, logits), logprob: None, top: Vec::new() });
         }
         let allowed = self.allowed()?;
-        if let Some(token) = allowed.as_ref().and_then(|allowed| allowed.only()) {
+        if let Some(Allowed::Forced { token, .. }) = allowed.as_deref() {
             return match self.how.logprobs {
-                Some(top) => score(logits, token, top),
-                None => Ok(Choice { token, logprob: None, top: Vec::new() }),
+                Some(top) => score(logits, *token, top),
+                None => Ok(Choice { token: *token, logprob: None, top: Vec::new() }),
             };
         }
         let raw = self.how.logprobs.map(|top| (logits.to_vec(), top));
         self.adjust(logits);
-        let token = match allowed.as_ref().and_then(|allowed| allowed.mask()) {
-            Some(mask) if self.how.temperature <= 0.0 => mask.largest(logits).ok_or_else(nothing_allowed)?,
-            Some(mask) if !mask.apply(logits) => return Err(nothing_allowed()),
+        let token = match allowed.as_deref() {
+            Some(Allowed::Any(mask)) if self.how.temperature <= 0.0 => {
+                mask.largest(logits).ok_or_else(nothing_allowed)?
+            }
+            Some(Allowed::Any(mask)) if !mask.apply(logits) => return Err(nothing_allowed()),
             _ => self.pick((0..).zip(logits.iter().copied()), place),
         };
         match raw {

@@ -289,10 +289,10 @@ impl<B: Backend> FetchedLogits<B> {
         Some(ids.matrix(0, 1, ids.rows()))
     }
 
-    /// Waits for it. Full rows are read into `memory`.
-    pub(super) fn wait(self, b: &B, memory: Vec<f32>) -> Result<LogitsRead, Error> {
+    /// Waits for it.
+    pub(super) fn wait(self, b: &B) -> Result<LogitsRead, Error> {
         let FetchedLogits { launched, pending } = self;
-        let mut read = LogitsRead { whole: memory, ..LogitsRead::default() };
+        let mut read = LogitsRead::default();
         // In the order in which the tensors were asked for.
         let mut to: Vec<&mut [u8]> = Vec::new();
         read.whole.resize(launched.whole.iter().map(Tensor::len).sum(), 0.0);

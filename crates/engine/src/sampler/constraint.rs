@@ -58,16 +58,6 @@ impl Allowed {
             Allowed::Forced { token: only, .. } => *only == token,
         }
     }
-
-    /// The mask, if there is a choice.
-    pub(super) fn mask(&self) -> Option<&TokenMask> {
-        if let Allowed::Any(mask) = self { Some(mask) } else { None }
-    }
-
-    /// The next token, if there is no choice.
-    pub(super) fn only(&self) -> Option<u32> {
-        if let Allowed::Forced { token, .. } = self { Some(*token) } else { None }
-    }
 }
 
 /// A set of tokens.
@@ -270,7 +260,7 @@ impl Constrained {
         };
     }
 
-    /// What may come next. Waits for it, or computes it here if nobody does.
+    /// The tokens that may come next. Waits for them, or computes them here if nobody does.
     pub(super) fn allowed(&self) -> Result<Arc<Allowed>, String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let reached = match std::mem::replace(&mut *state, State::lost()) {

@@ -69,7 +69,7 @@ impl Constraint for Share {
 }
 
 /// Uniform in [0, 1) (SplitMix64).
-fn uniform(seed: u64, place: usize) -> f64 {
+pub(crate) fn uniform(seed: u64, place: usize) -> f64 {
     let mut z = seed.wrapping_add((place as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -94,7 +94,7 @@ fn drafts_change_no_answer() {
     }
 }
 
-/// What a constraint forces is computed with the token before it: the same answers in fewer steps, with drafts and without.
+/// Forced tokens are computed with the token before them: the same answers in fewer steps, with drafts and without.
 #[test]
 fn tokens_that_must_come_are_computed_together() {
     let run = |how, drafts| {

@@ -8,6 +8,8 @@ use tallow_engine::sampler::{
     Allowed, Choice, Constraint, LogitsNeeded, MaskThreads, SampleError, Sampler, Sampling, TokenMask,
 };
 
+use crate::candidates::uniform;
+
 fn choose(how: Sampling, prompt: &[u32], logits: &[f32], place: usize) -> u32 {
     Sampler::new(how, prompt).sample(&mut logits.to_vec(), place).unwrap().token
 }
@@ -234,13 +236,6 @@ impl Constraint for Always {
 fn the_likeliest_that_is_allowed_is_found_among_the_likeliest() {
     let b = Cpu::new(Isa::best(), 1).unwrap();
     let threads = MaskThreads::start().unwrap();
-    let chance = |seed: u64, at: usize| {
-        f64::from(
-            (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (at as u64 + 1).wrapping_mul(0xBF58_476D_1CE4_E5B9))
-                .wrapping_mul(0x94D0_49BB_1331_11EB) as u32
-                >> 8,
-        ) / f64::from(1u32 << 24)
-    };
     let (mut found, mut not_found) = (0, 0);
     for seed in 0..600u64 {
         let vocab = 1 + seed as usize * 7 % 500;
@@ -248,10 +243,10 @@ fn the_likeliest_that_is_allowed_is_found_among_the_likeliest() {
         // Few different logits, and none for some tokens.
         let logits: Vec<f32> = (0..vocab)
             .map(|at| {
-                if chance(seed, at) < 0.2 {
+                if uniform(seed, at) < 0.2 {
                     f32::NEG_INFINITY
                 } else {
-                    (chance(seed + 9, at) * 40.0).floor() as f32
+                    (uniform(seed + 9, at) * 40.0).floor() as f32
                 }
             })
             .collect();
@@ -259,7 +254,7 @@ fn the_likeliest_that_is_allowed_is_found_among_the_likeliest() {
             continue;
         }
         let allowed: Vec<u32> =
-            (0..vocab).filter(|at| chance(seed + 99, *at) < share).map(|at| at as u32).collect();
+            (0..vocab).filter(|at| uniform(seed + 99, *at) < share).map(|at| at as u32).collect();
         let constraint = Always(Allowed::Any(TokenMask::of_tokens(&allowed, vocab)));
         let sampler =
             Sampler::new(Sampling::greedy(), &[]).with_constraint(Box::new(constraint), threads.clone());

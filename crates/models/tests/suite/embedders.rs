@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tallow_checkpoint::tensor_names::Slot;
-use tallow_core::{Arithmetic, Backend, Tensor};
+use tallow_core::{Arithmetic, Backend};
 use tallow_cpu::{Cpu, Isa};
 use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation, shortened};
 use tallow_models::families::EncoderArch;
@@ -16,6 +16,7 @@ use tallow_support::{Golden, golden, json, needed, tensors};
 use tallow_wgpu::{Wgpu, devices};
 
 use crate::devices::cuda;
+use crate::encoders::forward;
 use crate::gguf_encoders::{gguf_of, with_file};
 
 /// Tolerance of the GPU, as a multiple of the CPU's.
@@ -54,20 +55,14 @@ struct Answer {
 
 fn run<B: Backend>(b: &B, model: &EncoderModel, inputs: &[Input]) -> Answer {
     let encoder = load(b, model);
-    let texts = encoder.upload(b, inputs).unwrap();
-    let mut hidden = Vec::new();
-    let see = |_: usize, x: &Tensor<B>| {
-        hidden.push(b.download(x)?);
-        Ok(())
-    };
-    let x = encoder.forward(b, &texts, see).unwrap();
+    let (texts, x, hidden) = forward(b, &encoder, inputs);
     let vectors = encoder.vectors(b, &texts, &x, model.sentence.pooling).unwrap();
     let vectors: Vec<f32> = b.download(&vectors).unwrap();
     let vectors = vectors.chunks(model.spec.width()).map(|x| shortened(x.to_vec(), None)).collect();
     Answer { hidden, vectors }
 }
 
-/// What sentence-transformers and transformers say.
+/// Expected values of sentence-transformers and transformers.
 struct Reference {
     facts: Value,
     tokens: Vec<Vec<u32>>,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tallow_core::{Arithmetic, Backend, Memory, Tensor};
 use tallow_cpu::{Cpu, Isa};
-use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Truncation};
+use tallow_models::encoder::{Encoder, EncoderModel, Input, Inputs, Texts, Truncation};
 use tallow_models::spec::encoder::Pooling;
 use tallow_support::{ENCODERS, Golden, golden, json, minilm, needed, tensors, with_tensors};
 use tallow_wgpu::{Wgpu, devices};
@@ -51,7 +51,12 @@ struct Answer {
     pooler: Option<Vec<f32>>,
 }
 
-fn run<B: Backend>(b: &B, encoder: &Encoder<B>, inputs: &[Input]) -> Answer {
+/// A batch, its hidden states, and those of each layer.
+pub(crate) fn forward<B: Backend>(
+    b: &B,
+    encoder: &Encoder<B>,
+    inputs: &[Input],
+) -> (Texts<B>, Tensor<B>, Vec<Vec<f32>>) {
     let texts = encoder.upload(b, inputs).unwrap();
     let mut hidden = Vec::new();
     let see = |_: usize, x: &Tensor<B>| {
@@ -59,6 +64,11 @@ fn run<B: Backend>(b: &B, encoder: &Encoder<B>, inputs: &[Input]) -> Answer {
         Ok(())
     };
     let x = encoder.forward(b, &texts, see).unwrap();
+    (texts, x, hidden)
+}
+
+fn run<B: Backend>(b: &B, encoder: &Encoder<B>, inputs: &[Input]) -> Answer {
+    let (texts, x, hidden) = forward(b, encoder, inputs);
     let pool = |by| b.download(&encoder.pool(b, &texts, &x, by).unwrap()).unwrap();
     let (mean, first, last) = (pool(Pooling::Mean), pool(Pooling::First), pool(Pooling::Last));
     let scores = encoder.scores(b, &texts, &x).unwrap().map(|scores| b.download(&scores).unwrap());

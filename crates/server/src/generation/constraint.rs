@@ -91,7 +91,7 @@ impl Constraint for Follows {
         self.0.accept(token).map_err(|e| e.to_string())
     }
 
-    /// Where the text is forced, its tokens are those that the tokenizer cuts it into.
+    /// Text that is forced has the tokens that the tokenizer cuts it into.
     fn allowed(&mut self) -> Result<Allowed, String> {
         let forced = self.0.forced().map_err(|e| e.to_string())?;
         if let Some(forced) = Allowed::forced(&forced) {

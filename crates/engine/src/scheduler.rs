@@ -133,6 +133,11 @@ impl DecodeBudget {
         // Prefill always advances.
         self.least.max(decoding + (3 * (decoding + self.fixed) / 4).max(1))
     }
+
+    /// Tokens that make a step in which so many sequences decode a sixth longer: that is hardly seen.
+    fn in_passing(self, decoding: usize) -> usize {
+        ((decoding + self.fixed) / 6).max(1)
+    }
 }
 
 /// Counts since the start.
@@ -163,6 +168,8 @@ pub struct Scheduler {
     draft_model: DraftModelRecord,
     /// Trials of prompt lookup's guesses.
     trials: Trials,
+    /// Place of the sequence that is the first to compute forced tokens in the next step, where not all of them can.
+    turn: usize,
     counts: Counts,
 }
 
@@ -182,7 +189,7 @@ impl Scheduler {
         let (waiting, running, ended) = (VecDeque::new(), Vec::new(), Vec::new());
         let (draft_model, trials, counts) =
             (DraftModelRecord::default(), Trials::default(), Counts::default());
-        Scheduler { limits, pool, waiting, running, ended, draft_model, trials, counts }
+        Scheduler { limits, pool, waiting, running, ended, draft_model, trials, turn: 0, counts }
     }
 
     /// Limits after clamping.
@@ -413,6 +420,10 @@ impl Scheduler {
         let only_decoding = self.running.iter().zip(shares).all(decodes);
         let rows = shares.iter().sum();
         let mut budget = if only_decoding { self.decode_budget(rows).saturating_sub(rows) } else { 0 };
+        if self.limits.drafts.is_none() && self.running.len() > 1 {
+            // Costs are not known, and a sequence's forced tokens keep the others waiting.
+            budget = budget.min(self.limits.decode_budget.in_passing(rows));
+        }
         // Without room for drafts, too: guesses that are not computed are learned from.
         let lengths = self.draft_lengths(rows, budget);
         if lengths.loss > 0.0 {
@@ -437,10 +448,7 @@ impl Scheduler {
     /// tokens without them.
     fn draft_lengths(&mut self, rows: usize, room: usize) -> DraftLengths {
         let Some(costs) = self.limits.drafts else {
-            // What must come is no guess.
-            let each = self.running.iter().map(|seq| seq.forced.len().min(MOST_DRAFTED)).collect();
-            let is_any = self.running.iter().any(|seq| !seq.forced.is_empty());
-            return if is_any { DraftLengths { each, loss: 0.0 } } else { DraftLengths::default() };
+            return DraftLengths { each: self.shares_of_forced(room), loss: 0.0 };
         };
         let (page_len, pages) =
             (self.pool.page_len(), self.pool.available().saturating_sub(self.running.len()));
@@ -450,6 +458,29 @@ impl Scheduler {
         // A draft model has its own trials.
         let may_try = costs.step.is_learned() && costs.model.is_none() && self.trials.can_pay(lengths.loss);
         if lengths.loss > 0.0 && !may_try { DraftLengths::default() } else { lengths }
+    }
+
+    /// How many of its forced tokens each sequence computes, of `room` in all: as many as the others, one more at a time. They
+    /// take turns at those that are left. Empty if nothing is forced.
+    fn shares_of_forced(&mut self, room: usize) -> Vec<usize> {
+        if self.running.iter().all(|seq| seq.forced.is_empty()) {
+            return Vec::new();
+        }
+        let (count, mut room) = (self.running.len(), room);
+        let (mut each, first) = (vec![0; count], self.turn);
+        for n in 0..MOST_DRAFTED {
+            let order = (first..first + count).map(|at| at % count);
+            let forced: Vec<usize> = order.filter(|at| self.running[*at].forced.len() > n).collect();
+            for at in forced.iter().copied().take(room) {
+                each[at] += 1;
+                self.turn = at + 1;
+            }
+            room = room.saturating_sub(forced.len());
+            if forced.is_empty() || room == 0 {
+                break;
+            }
+        }
+        each
     }
 
     /// Learns how long a step took in which all sequences decode.

@@ -220,6 +220,42 @@ fn steps_are_smaller_beside_answers() {
     assert_eq!([1, 3, 9, 40].map(|decoding| s.decode_budget(decoding)), [16, 16, 25, 64]);
 }
 
+/// Without known costs forced tokens make a step a sixth longer, and sequences take turns at them; one alone has the whole budget.
+#[test]
+fn forced_tokens_hardly_keep_others_waiting() {
+    let limits = Limits {
+        context: 1000,
+        slots: 4,
+        budget: 64,
+        decode_budget: DecodeBudget { least: 40, fixed: 10 },
+        all_logits: 8,
+        drafts: None,
+    };
+    let drafted = |s: &mut Scheduler| -> Vec<(u64, usize)> {
+        s.force(|id| if id.0 == 9 { Vec::new() } else { vec![7; 6] });
+        let batch = s.next_batch().unwrap();
+        // All of them are right.
+        let sampled: Vec<_> = batch.parts.iter().map(|part| vec![7; 1 + part.drafted]).collect();
+        s.commit(&batch, &sampled);
+        s.check().unwrap();
+        batch.parts.iter().map(|part| (part.id.0, part.drafted)).collect()
+    };
+    let mut s = Scheduler::new(limits, BlockPool::new(400, 4));
+    submit(&mut s, 0, vec![1; 5], 100);
+    assert_eq!(step(&mut s).unwrap().parts.len(), 1);
+    assert_eq!(drafted(&mut s), [(0, 6)]);
+    for id in [1, 2, 9] {
+        submit(&mut s, id, vec![1; 5], 100);
+    }
+    assert_eq!(step(&mut s).unwrap().parts.len(), 4);
+    // A sixth of what four tokens and the weights cost.
+    assert_eq!(drafted(&mut s), [(0, 0), (1, 1), (2, 1), (9, 0)]);
+    assert_eq!(drafted(&mut s), [(0, 1), (1, 1), (2, 0), (9, 0)]);
+    let all: Vec<_> = (0..12).flat_map(|_| drafted(&mut s)).collect();
+    let of = |id| all.iter().filter(|(of, _)| *of == id).map(|(_, n)| n).sum::<usize>();
+    assert_eq!([of(0), of(1), of(2), of(9)], [8, 8, 8, 0]);
+}
+
 #[test]
 fn prompts_to_be_scored_share_a_budget_of_their_own() {
     let mut s = scheduler(1000, 4, 64, 400);

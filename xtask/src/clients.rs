@@ -62,6 +62,7 @@ fn try_run(root: &Path, given: Option<&Path>) -> Result<(), String> {
     client("openai_agent.py", &[&base])?;
     client("anthropic_client.py", &[&base])?;
     client("ollama_client.py", &bases)?;
+    client("ollama_pull.py", &[program.to_str().ok_or("the path of the program is not text")?])?;
     client("litellm_client.py", &bases)?;
     // Its answers must end by themselves, which greedy ones always do alike.
     let (_server, base) =

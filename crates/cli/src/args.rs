@@ -244,6 +244,11 @@ pub(crate) struct Serve {
     /// Otherwise it is that which the chat template shows. `tallow parse` lists them.
     #[arg(long, value_name = "NAME", alias = "tool-call-parser")]
     pub tool_format: Option<String>,
+    /// Let clients download models from the hub to this machine, and remove them
+    ///
+    /// By Ollama's /api/pull and /api/delete. Models lie in the cache that other programs that use the hub share.
+    #[arg(long)]
+    pub allow_pull: bool,
     /// Let requests pass values to the chat template
     #[arg(long)]
     pub allow_template_kwargs: bool,

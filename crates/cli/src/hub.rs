@@ -1,6 +1,7 @@
 //! The hub and the cache of downloaded models, as the environment and the settings have them.
 
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 
 use indicatif::ProgressBar;
 use tallow_hub::{Cache, Event, Hub, ModelRef, Snapshot};
@@ -73,7 +74,10 @@ pub(crate) fn offline(sources: &Sources, flag: bool) -> Result<Option<Offline>, 
 /// Downloads a model with a progress bar.
 pub(crate) fn fetch(model: &ModelRef) -> Result<Snapshot, Failed> {
     let mut bar: Option<(String, ProgressBar)> = None;
-    let snapshot = hub()?.pull(model, &mut |event| watch(&mut bar, event));
+    let snapshot = hub()?.pull(model, &mut |event| {
+        watch(&mut bar, event);
+        ControlFlow::Continue(())
+    });
     if let Some((_, bar)) = bar {
         bar.finish_and_clear();
     }
@@ -91,10 +95,6 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
     match event {
         // Without a terminal only unusual events are reported.
         Event::Missing { .. } if !std::io::stderr().is_terminal() => {}
-        Event::Missing { files: 0, .. } => {}
-        Event::Missing { files, bytes } => {
-            tell(bar, format!("downloading {}, {}", counted(files, "file"), size(bytes)));
-        }
         Event::Progress { file, done, total } => {
             if bar.as_ref().is_none_or(|(name, _)| name != file) {
                 if let Some((_, old)) = bar.take() {
@@ -107,13 +107,21 @@ fn watch(bar: &mut Option<(String, ProgressBar)>, event: Event<'_>) {
                 bar.set_position(done);
             }
         }
-        Event::Waiting { file } => {
-            tell(bar, format!("{file} is being downloaded by another program; waiting for it"))
-        }
-        Event::Retrying { what, why, wait } => {
-            tell(bar, format!("{what}: {why}; trying again in {:.0} s", wait.as_secs_f64().ceil()));
-        }
-        Event::Offline { why } => tell(bar, format!("{why}; using the copy that is here")),
-        _ => {}
+        other => in_words(other).into_iter().for_each(|text| tell(bar, text)),
     }
+}
+
+/// A line about a pull; `None` for the progress of a file.
+pub(crate) fn in_words(event: Event<'_>) -> Option<String> {
+    Some(match event {
+        Event::Missing { files: files @ 1.., bytes } => {
+            format!("downloading {}, {}", counted(files, "file"), size(bytes))
+        }
+        Event::Waiting { file } => format!("{file} is being downloaded by another program; waiting for it"),
+        Event::Retrying { what, why, wait } => {
+            format!("{what}: {why}; trying again in {:.0} s", wait.as_secs_f64().ceil())
+        }
+        Event::Offline { why } => format!("{why}; using the copy that is here"),
+        _ => return None,
+    })
 }

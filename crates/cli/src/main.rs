@@ -21,6 +21,7 @@ mod log;
 mod lora;
 mod memory;
 mod model_name;
+mod model_store;
 mod notice;
 mod partial_file;
 mod seq2seq;

@@ -82,7 +82,7 @@ pub(crate) struct BlobLock(#[expect(dead_code, reason = "closing the file gives 
 
 impl BlobLock {
     /// Takes the lock. `waiting` is called first if it is held elsewhere.
-    pub(crate) fn take(path: &Path, waiting: impl FnOnce()) -> Result<BlobLock> {
+    pub(crate) fn take(path: &Path, waiting: impl FnOnce() -> Result<()>) -> Result<BlobLock> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(HubError::io("create", folder))?;
         }
@@ -90,7 +90,7 @@ impl BlobLock {
         let file = file.map_err(HubError::io("open", path))?;
         let locked = match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                waiting();
+                waiting()?;
                 file.lock()
             }
             Err(TryLockError::Error(e)) => Err(e),

@@ -10,7 +10,7 @@ use crate::blob::{Blob, CHUNK, PROGRESS, Partial, has_length, incomplete};
 use crate::error::Result;
 use crate::http::{Answer, Http, Span, Target, Tries, Trouble, cut_off};
 use crate::pieces::{self, content_range};
-use crate::settings::Event;
+use crate::settings::{Event, Watch, tell};
 
 /// Downloads a file of `target` to `blob_path`, unless it exists. The caller holds the blob's lock.
 pub(crate) fn download(
@@ -18,15 +18,14 @@ pub(crate) fn download(
     target: &Target,
     blob: &Blob,
     blob_path: &Path,
-    watch: &mut dyn FnMut(Event),
+    watch: &mut Watch<'_>,
 ) -> Result<()> {
     let (file, total) = (blob.file.as_str(), blob.size);
     if has_length(blob_path, total) {
-        watch(Event::Progress { file, done: total, total });
-        return Ok(());
+        return tell(watch, Event::Progress { file, done: total, total });
     }
     let mut partial = Partial::open(incomplete(blob_path), blob)?;
-    watch(Event::Progress { file, done: partial.done, total });
+    tell(watch, Event::Progress { file, done: partial.done, total })?;
     let several = http.ranges.are_for(total - partial.done);
     let fetched = match several {
         true => pieces::fetch(http, target, &mut partial, watch),
@@ -39,12 +38,7 @@ pub(crate) fn download(
 }
 
 /// Downloads the rest of a partial file over one connection.
-fn one_by_one(
-    http: &Http,
-    target: &Target,
-    partial: &mut Partial,
-    watch: &mut dyn FnMut(Event),
-) -> Result<()> {
+fn one_by_one(http: &Http, target: &Target, partial: &mut Partial, watch: &mut Watch<'_>) -> Result<()> {
     let url = http.file_url(target.repo, target.revision, &partial.blob.file);
     let mut tries = Tries::new(&http.timing, http.timing.tries);
     let mut ranges = true;
@@ -110,11 +104,7 @@ fn begin(
 }
 
 /// Appends a body to the partial file.
-fn stream(
-    answer: Answer,
-    partial: &mut Partial,
-    watch: &mut dyn FnMut(Event),
-) -> std::result::Result<(), Trouble> {
+fn stream(answer: Answer, partial: &mut Partial, watch: &mut Watch<'_>) -> std::result::Result<(), Trouble> {
     let mut body = answer.response.into_body().into_reader();
     let mut chunk = vec![0; CHUNK];
     loop {
@@ -129,6 +119,7 @@ fn stream(
             return Err(partial.wrong_length("more arrived".to_owned()).into());
         }
         partial.append(&chunk[..n])?;
-        watch(Event::Progress { file: &partial.blob.file, done: partial.done, total: partial.blob.size });
+        let (file, done, total) = (&*partial.blob.file, partial.done, partial.blob.size);
+        tell(watch, Event::Progress { file, done, total })?;
     }
 }

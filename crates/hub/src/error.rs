@@ -254,6 +254,9 @@ pub enum HubError {
         /// The cache.
         cache: PathBuf,
     },
+    /// Whoever watched the pull ended it.
+    #[error("the pull was stopped. What has arrived is kept; pull it again to go on")]
+    Stopped,
     /// The model is not in the cache.
     #[error("{name} is not in the cache. `tallow list` shows what is")]
     NotCached {

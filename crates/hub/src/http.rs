@@ -12,7 +12,7 @@ use ureq::{Agent, Body, Proxy};
 use crate::error::{HubError, Result};
 use crate::name::is_hidden;
 use crate::repo::RepoName;
-use crate::settings::{Event, Ranges, Settings, Timing};
+use crate::settings::{Event, Ranges, Settings, Timing, Watch, tell};
 
 /// Far longer than any listing of a model's files.
 const LONGEST_JSON: usize = 16 << 20;
@@ -385,7 +385,7 @@ impl<'a> Tries<'a> {
     }
 
     /// Sleeps before the next attempt, or returns the error if there is to be none.
-    pub(crate) fn pause(&mut self, what: &str, trouble: Trouble, watch: &mut dyn FnMut(Event)) -> Result<()> {
+    pub(crate) fn pause(&mut self, what: &str, trouble: Trouble, watch: &mut Watch<'_>) -> Result<()> {
         let (why, after) = match trouble {
             Trouble::Final(error) => return Err(error),
             Trouble::Transient { why, after } => (why, after),
@@ -399,7 +399,7 @@ impl<'a> Tries<'a> {
         }
         let wait = after.unwrap_or(self.wait);
         self.wait = self.wait.saturating_mul(2).min(self.timing.longest_wait);
-        watch(Event::Retrying { what, why: &why, wait });
+        tell(watch, Event::Retrying { what, why: &why, wait })?;
         std::thread::sleep(wait);
         Ok(())
     }
@@ -408,7 +408,7 @@ impl<'a> Tries<'a> {
     pub(crate) fn until<T>(
         mut self,
         what: &str,
-        watch: &mut dyn FnMut(Event),
+        watch: &mut Watch<'_>,
         mut step: impl FnMut() -> std::result::Result<T, Trouble>,
     ) -> Result<T> {
         loop {

@@ -13,7 +13,7 @@ use crate::http::{self, Http, Span, Target, Tries, Trouble};
 use crate::name::{ModelRef, check_path, is_commit};
 use crate::pick::{has_tokenizer, pick};
 use crate::repo::RepoName;
-use crate::settings::{Event, Settings};
+use crate::settings::{Event, Settings, Watch, tell};
 
 /// Most attempts of a pull's first request, which shows whether the hub can be reached.
 const FIRST_TRIES: u32 = 3;
@@ -98,10 +98,11 @@ impl Hub {
         Ok(Hub { cache, http: Arc::new(Http::new(settings)?) })
     }
 
-    /// Makes sure that the hub's current version of a model is in the cache. `watch` is called with the progress.
+    /// Makes sure that the hub's current version of a model is in the cache. `watch` is told of the progress, and may end
+    /// it.
     ///
     /// If the hub cannot be reached, the cached version is returned where there is one.
-    pub fn pull(&self, model: &ModelRef, watch: &mut dyn FnMut(Event)) -> Result<Snapshot> {
+    pub fn pull(&self, model: &ModelRef, watch: &mut Watch<'_>) -> Result<Snapshot> {
         let cached = match self.cache.find(model) {
             // A choice that is ambiguous among the cached files may be clear among all files.
             Err(HubError::Ambiguous { .. }) => None,
@@ -112,14 +113,14 @@ impl Hub {
         }
         match (self.fetch(model, cached.is_some(), watch), cached) {
             (Err(why), Some(snapshot)) if why.is_network() => {
-                watch(Event::Offline { why: &why });
+                tell(watch, Event::Offline { why: &why })?;
                 Ok(snapshot)
             }
             (fetched, _) => fetched,
         }
     }
 
-    fn fetch(&self, model: &ModelRef, is_cached: bool, watch: &mut dyn FnMut(Event)) -> Result<Snapshot> {
+    fn fetch(&self, model: &ModelRef, is_cached: bool, watch: &mut Watch<'_>) -> Result<Snapshot> {
         let (commit, files) = self.list_files(model, is_cached, watch)?;
         let choice = pick(&model.repo, &files, model.quant.as_deref())?;
         // Weights without a tokenizer are useless, so refuse them before downloading.
@@ -150,7 +151,7 @@ impl Hub {
         &self,
         model: &ModelRef,
         is_cached: bool,
-        watch: &mut dyn FnMut(Event),
+        watch: &mut Watch<'_>,
     ) -> Result<(String, Vec<String>)> {
         let target = Target { repo: &model.repo, revision: model.revision(), file: None };
         let what = target.what();
@@ -178,7 +179,7 @@ impl Hub {
     }
 
     /// Asks for a file's ETag, which names its blob, and its size.
-    fn describe(&self, target: &Target, watch: &mut dyn FnMut(Event)) -> Result<Blob> {
+    fn describe(&self, target: &Target, watch: &mut Watch<'_>) -> Result<Blob> {
         let file = target.file.unwrap_or_default();
         let what = target.what();
         let url = self.http.file_url(target.repo, target.revision, file);
@@ -203,7 +204,7 @@ impl Hub {
     }
 
     /// Checks that there is enough disk space for the missing files.
-    fn check_room(&self, model: &ModelRef, blobs: &[Blob], watch: &mut dyn FnMut(Event)) -> Result<()> {
+    fn check_room(&self, model: &ModelRef, blobs: &[Blob], watch: &mut Watch<'_>) -> Result<()> {
         if blobs.is_empty() {
             return Ok(());
         }
@@ -214,17 +215,14 @@ impl Hub {
         let path = self.cache.blobs(&model.repo);
         match blob::free_space(&path) {
             Some(free) if needed > free => Err(HubError::DiskFull { path, needed, free }),
-            _ => {
-                watch(Event::Missing { files: blobs.len(), bytes: needed });
-                Ok(())
-            }
+            _ => tell(watch, Event::Missing { files: blobs.len(), bytes: needed }),
         }
     }
 
-    fn fetch_blob(&self, target: &Target, blob: &Blob, watch: &mut dyn FnMut(Event)) -> Result<()> {
+    fn fetch_blob(&self, target: &Target, blob: &Blob, watch: &mut Watch<'_>) -> Result<()> {
         let path = self.cache.blobs(target.repo).join(&blob.etag);
         let lock_path = self.cache.lock(target.repo, &blob.etag);
-        let lock = BlobLock::take(&lock_path, || watch(Event::Waiting { file: &blob.file }))?;
+        let lock = BlobLock::take(&lock_path, || tell(watch, Event::Waiting { file: &blob.file }))?;
         download(&self.http, target, blob, &path, watch)?;
         drop(lock);
         self.cache.link(target.repo, target.revision, blob)

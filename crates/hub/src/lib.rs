@@ -12,7 +12,8 @@
 //! .locks/models--org--name/<etag>.lock
 //! ```
 //!
-//! Nothing here prints or reads the environment: settings come in as [`Settings`], progress is reported as [`Event`]s.
+//! Nothing here prints or reads the environment: settings come in as [`Settings`], progress is reported as [`Event`]s
+//! to a [`Watch`], which may end the pull.
 
 mod aliases;
 mod blob;
@@ -34,4 +35,4 @@ pub use error::HubError;
 pub use hub::{Hub, Match};
 pub use name::ModelRef;
 pub use repo::{NameError, RepoName};
-pub use settings::{Event, Names, Ranges, Settings, Timing};
+pub use settings::{Event, Names, Ranges, Settings, Timing, Watch};

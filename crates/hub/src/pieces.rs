@@ -17,7 +17,7 @@ use crate::blob::{CHUNK, PROGRESS, Partial};
 use crate::error::Result;
 use crate::http::{Answer, Http, Place, Span, Target, Tries, Trouble, cut_off};
 use crate::repo::RepoName;
-use crate::settings::{Event, Ranges};
+use crate::settings::{Event, Ranges, Watch, tell};
 
 /// Pieces that may be buffered beyond one per connection.
 const SPARE: usize = 2;
@@ -72,7 +72,7 @@ pub(crate) fn fetch(
     http: &Arc<Http>,
     target: &Target,
     partial: &mut Partial,
-    watch: &mut dyn FnMut(Event),
+    watch: &mut Watch<'_>,
 ) -> Result<bool> {
     let (file, total) = (partial.blob.file.clone(), partial.blob.size);
     let asker = Arc::new(Asker {
@@ -113,7 +113,7 @@ pub(crate) fn fetch(
                 arrived += bytes.len() as u64;
                 line.took(start, bytes);
                 line.written(|bytes| partial.append(bytes))?;
-                watch(Event::Progress { file: &file, done: arrived, total });
+                tell(watch, Event::Progress { file: &file, done: arrived, total })?;
             }
             News::Ended(start, took) => {
                 line.ended(start, took);

@@ -1,8 +1,9 @@
 //! [`Settings`]: how to connect to the hub, and [`Event`]: what a pull reports.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
-use crate::error::HubError;
+use crate::error::{HubError, Result};
 
 /// Connection settings of the hub.
 #[derive(Clone)]
@@ -103,6 +104,17 @@ impl Default for Timing {
             // The hub's rate limits use windows of five minutes.
             longest_wait: Duration::from_secs(300),
         }
+    }
+}
+
+/// Is told of a pull's progress, and says whether to go on.
+pub type Watch<'a> = dyn FnMut(Event<'_>) -> ControlFlow<()> + 'a;
+
+/// Tells of progress. Fails if the pull is to stop.
+pub(crate) fn tell(watch: &mut Watch<'_>, event: Event<'_>) -> Result<()> {
+    match watch(event) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(HubError::Stopped),
     }
 }
 

@@ -182,8 +182,8 @@ pub(crate) fn route(path: &str) -> Option<&'static str> {
         "/rerank" | "/reranking" | "/v1/reranking" | "/v2/rerank" | "/score" | "/v1/score" => {
             "documents are ranked at POST /v1/rerank, by servers of a reranking model"
         }
-        "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete" | "/api/blobs" => {
-            "models are fetched with `tallow pull` and removed with `tallow rm`, not over HTTP"
+        "/api/push" | "/api/create" | "/api/copy" | "/api/blobs" => {
+            "models are those of the hub, by /api/pull and /api/delete, and what a folder has"
         }
         "/apply-template" | "/v1/tokenize" | "/api/tokenize" => {
             "POST /tokenize makes tokens of a text or of messages, and counts them"

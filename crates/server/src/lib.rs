@@ -15,6 +15,7 @@ mod generation;
 mod http;
 mod log_health;
 mod metrics;
+mod model_store;
 mod parse;
 mod prepare_pool;
 mod process;
@@ -41,6 +42,7 @@ pub use generation::constraint::{ReasoningLimit, ReasoningPart, constraint};
 pub use http::limits::Limits;
 pub use http::loading::Loading;
 pub use log_health::LogHealth;
+pub use model_store::{ModelStore, PullProgress, StoreError};
 pub use served::{ModelCard, Served, ServedEncoder, ServedSpeech};
 
 /// Server configuration.
@@ -56,6 +58,8 @@ pub struct Settings {
     pub template_values: bool,
     /// Folder from which clients may load LoRA adapters; `None` if they may not.
     pub adapters: Option<PathBuf>,
+    /// The models on this machine, if clients may download and remove them.
+    pub models: Option<Arc<dyn ModelStore>>,
     /// Time that requests in flight have to finish once the server is stopping.
     pub drain: Duration,
     /// True if `/health` and `/ready` need an API key too.
@@ -81,6 +85,7 @@ impl Default for Settings {
             allow_origins: Vec::new(),
             template_values: false,
             adapters: None,
+            models: None,
             drain: Duration::from_secs(30),
             private_health: false,
             log: Arc::default(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::extract::Request;
 use tallow_constraint::{Compiler, Refused};
 use tallow_text::answer_tokens::AnswerTokens;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::Settings;
 use crate::budget::Budget;
@@ -21,6 +21,9 @@ use crate::served::{Model, Served};
 
 /// Time that streams have to report that they were cut off, once the drain time is over.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
+
+/// Models that are downloaded at a time: each of them takes all of the network.
+const MAX_PULLS: usize = 2;
 
 /// State shared by all connections.
 #[derive(Debug)]
@@ -42,6 +45,8 @@ pub(crate) struct Server<M: ?Sized = Served> {
     pub(crate) compiler: OnceLock<Result<Compiler, Refused>>,
     /// All connections.
     pub(crate) connection_table: Arc<ConnectionTable>,
+    /// Permits for downloads of models.
+    pub(crate) pulls: Arc<Semaphore>,
     /// Number of requests being answered.
     open: watch::Sender<usize>,
     /// True if the drain time is over.
@@ -64,6 +69,7 @@ impl<M: Model> Server<M> {
             responses: Arc::default(),
             compiler: OnceLock::new(),
             connection_table: Arc::new(settings.limits.connection_table()),
+            pulls: Arc::new(Semaphore::new(MAX_PULLS)),
             open: watch::Sender::new(0),
             drain_over: watch::Sender::new(false),
             settings,
@@ -122,16 +128,16 @@ impl<M: Model + ?Sized> Server<M> {
 
 /// A request being answered; counts it in [`Server`] while it lives.
 #[derive(Debug)]
-pub(crate) struct ActiveRequest<M = Served>(pub(crate) Arc<Server<M>>);
+pub(crate) struct ActiveRequest<M: ?Sized = Served>(pub(crate) Arc<Server<M>>);
 
-impl<M> ActiveRequest<M> {
+impl<M: ?Sized> ActiveRequest<M> {
     pub(crate) fn new(server: &Arc<Server<M>>) -> ActiveRequest<M> {
         server.open.send_modify(|n| *n += 1);
         ActiveRequest(server.clone())
     }
 }
 
-impl<M> Drop for ActiveRequest<M> {
+impl<M: ?Sized> Drop for ActiveRequest<M> {
     fn drop(&mut self) {
         self.0.open.send_modify(|n| *n -= 1);
     }

@@ -12,6 +12,7 @@ use crate::args::{List, Pull, Rm, Search};
 use crate::hub::{cache, fetch, hub, offline};
 use crate::memory::size;
 use crate::model_name::DEMO;
+use crate::model_store::named;
 use crate::settings::Sources;
 use crate::terminal::{self, counted};
 
@@ -125,12 +126,7 @@ pub(crate) fn rm(args: &Rm) -> Result<(), Failed> {
     }
     let (cache, model) = (cache()?, ModelRef::parse(&args.model)?);
     // What is not there needs no confirmation.
-    let name = model.to_string();
-    let is_of = |m: &CachedModel| {
-        let whole = m.name.split(':').next() == Some(model.repo.as_str());
-        whole && (model.quant.is_none() || model.revision.is_some() || m.name.eq_ignore_ascii_case(&name))
-    };
-    let there: Vec<CachedModel> = cache.list()?.into_iter().filter(is_of).collect();
+    let there = named(&cache, &model)?;
     if !args.yes && !there.is_empty() && !agreed(&there)? {
         return print("nothing was removed\n");
     }

@@ -2,14 +2,16 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tallow_checkpoint::Checkpoint;
 use tallow_engine::embedder::RunningEmbedder;
 use tallow_engine::handle::RunningEngine;
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_server::{Limits, Loading, ModelCard, Served, ServedEncoder, ServedSpeech, Settings};
+use tallow_server::{Limits, Loading, ModelCard, ModelStore, Served, ServedEncoder, ServedSpeech, Settings};
 use tallow_text::generation::Generation;
 use tokio::net::{TcpListener, TcpSocket};
 
@@ -20,10 +22,11 @@ use crate::encoder::{self, Placement};
 use crate::load;
 use crate::lora::{self, Lora};
 use crate::model_name::{DEMO, short_name};
+use crate::model_store::Store;
 use crate::notice::Notice;
 use crate::settings::{Defaults, SampleArgs, Sources, resolve};
 use crate::signal::{Signals, exit_now};
-use crate::{Failed, build, descriptors, env, log, memory, seq2seq, terminal};
+use crate::{Failed, build, descriptors, env, hub, log, memory, seq2seq, terminal};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
@@ -35,6 +38,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         allow_hosts: args.allow_host.clone(),
         allow_origins: args.allow_origin.clone(),
         template_values: args.allow_template_kwargs,
+        models: None,
         adapters: args.lora_dir.as_deref().map(lora::folder).transpose()?,
         drain: Duration::from_secs(drain),
         private_health: args.private_health,
@@ -55,7 +59,8 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let name = args.model.as_deref().unwrap_or(DEMO);
     let how = load::OpenOptions::new(sources, args.engine.offline, args.engine.quant)?;
     let model = load::any(name, how)?;
-    let settings = Settings { card: card(&model), ..settings };
+    let models = args.allow_pull.then(|| store(&model, &args, sources)).transpose()?;
+    let settings = Settings { card: card(&model), models, ..settings };
     let begin = |name: &str| -> Result<_, Failed> {
         Ok((runtime.block_on(loading.finish())?, announce(name, address, &settings, &runtime)))
     };
@@ -135,12 +140,27 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     Ok(())
 }
 
+/// The models on this machine, for clients.
+fn store(model: &AnyModel, args: &Serve, sources: &Sources) -> Result<Arc<dyn ModelStore>, Failed> {
+    let offline = hub::offline(sources, args.engine.offline)?;
+    Ok(Arc::new(Store { offline, served: checkpoint(model).path.clone() }))
+}
+
+fn checkpoint(model: &AnyModel) -> &Checkpoint {
+    match model {
+        AnyModel::Decoder(model) => &model.checkpoint,
+        AnyModel::Encoder(model) => &model.checkpoint,
+        AnyModel::Seq2Seq(model) => &model.checkpoint,
+    }
+}
+
 /// Facts about a model's files.
 fn card(model: &AnyModel) -> ModelCard {
-    let (family, checkpoint, bytes) = match model {
-        AnyModel::Decoder(model) => (model.family.name, &model.checkpoint, model.weight_bytes()),
-        AnyModel::Encoder(model) => (model.family.name(), &model.checkpoint, model.weight_bytes()),
-        AnyModel::Seq2Seq(model) => (model.family.name, &model.checkpoint, model.weight_bytes()),
+    let checkpoint = checkpoint(model);
+    let (family, bytes) = match model {
+        AnyModel::Decoder(model) => (model.family.name, model.weight_bytes()),
+        AnyModel::Encoder(model) => (model.family.name(), model.weight_bytes()),
+        AnyModel::Seq2Seq(model) => (model.family.name, model.weight_bytes()),
     };
     let parameters: usize = checkpoint.tensors().map(|(_, tensor)| tensor.len()).sum();
     let is_gguf = checkpoint.path.extension().is_some_and(|extension| extension == "gguf");

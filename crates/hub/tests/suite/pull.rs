@@ -1,12 +1,13 @@
 //! Pulling a model without failures: which requests are made, and what the cache contains afterwards.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::stand_in::*;
-use tallow_hub::{Event, ModelRef};
+use tallow_hub::{Event, Hub, HubError, ModelRef};
 
 /// Every file below a folder, and the targets of symlinks.
 fn tree(root: &Path) -> Vec<String> {
@@ -198,6 +199,37 @@ fn progress_is_told() {
     assert_eq!(missing, Some((3, 1_000_004)));
     let want = [("tokenizer.json", 2), ("config.json", 2), ("model.safetensors", 1_000_000)];
     assert_eq!(ended, want.map(|(name, bytes)| (name.to_owned(), bytes)));
+}
+
+/// A pull that is stopped, in one stream or in pieces, keeps what has arrived for the next one.
+#[test]
+fn a_pull_can_be_stopped() {
+    let weights = noise(1_000_000);
+    let stand_in = StandIn::new(&[("m.gguf", &weights)]);
+    let model = ModelRef::parse("org/m").unwrap();
+    for settings in [stand_in.settings(), in_pieces(&stand_in.hub.url)] {
+        let (folder, cache) = cache();
+        let hub = Hub::new(cache.clone(), &settings).unwrap();
+        let stop = |event: Event<'_>| match event {
+            Event::Progress { done: 300_000.., .. } => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        };
+        let error = hub.pull(&model, &mut { stop }).unwrap_err();
+        assert!(matches!(error, HubError::Stopped), "{error}");
+        assert_eq!(cache.find(&model).unwrap(), None);
+        let mut began = None;
+        let go_on = |event: Event<'_>| {
+            if let Event::Progress { done, .. } = event {
+                began = began.or(Some(done));
+            }
+            ControlFlow::Continue(())
+        };
+        let snapshot = hub.pull(&model, &mut { go_on }).unwrap();
+        // The first piece may be late.
+        assert!(began.unwrap() > 0 || settings.ranges.connections == 4, "{began:?}");
+        assert!(fs::read(snapshot.path).unwrap() == weights);
+        drop(folder);
+    }
 }
 
 #[test]

@@ -70,6 +70,10 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
         .encoder(|m| on(m, ollama::embed::embeddings))
         .refused_at("/api/embeddings"),
     post("/api/show", "a model's facts, in the form of Ollama's API").every(|m| on(m, ollama::models::show)),
+    post("/api/pull", "downloads a model, in the form of Ollama's API (`--allow-pull`)")
+        .every(|m| on(m, ollama::pull::pull)),
+    delete("/api/delete", "removes a downloaded model, in the form of Ollama's API (`--allow-pull`)")
+        .every(|m| on(m, ollama::pull::delete)),
     get("/api/tags", "the models, in the form of Ollama's API").every(|m| on(m, ollama::models::tags)),
     get("/api/ps", "the models that are loaded, in the form of Ollama's API")
         .every(|m| on(m, ollama::models::ps)),

@@ -163,7 +163,7 @@ fn callers_with_different_keys_share_no_cache() {
 fn routes_of_other_servers_say_which_to_use() {
     let server = start_server(&hello());
     let mut all = String::new();
-    for path in ["/v1/v1/models", "/embedding", "/api/pull", "/healthz", "/v1/images/generations", "/nowhere"]
+    for path in ["/v1/v1/models", "/embedding", "/api/push", "/healthz", "/v1/images/generations", "/nowhere"]
     {
         for method in ["POST", "GET"] {
             let reply = ask(method, path).with("content-type", "application/json").body("{}").get(&server);
@@ -178,7 +178,7 @@ fn routes_of_other_servers_say_which_to_use() {
     insta::assert_snapshot!(all, @r#"
     there is nothing at "/v1/v1/models": /v1 is there twice: the base URL of the client should end in one
     there is nothing at "/embedding": embeddings are computed at POST /v1/embeddings, by servers of an embedding model
-    there is nothing at "/api/pull": models are fetched with `tallow pull` and removed with `tallow rm`, not over HTTP
+    there is nothing at "/api/push": models are those of the hub, by /api/pull and /api/delete, and what a folder has
     there is nothing at "/healthz": it is GET /health
     there is nothing at "/v1/images/generations": no model of that kind is supported
     there is nothing at "/nowhere"

@@ -16,6 +16,7 @@ mod messages;
 mod metrics;
 mod native;
 mod ollama;
+mod pulls;
 mod requests;
 mod responses;
 mod routes;

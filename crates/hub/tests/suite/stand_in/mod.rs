@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -309,7 +310,11 @@ pub(crate) fn pull(
     name: &str,
     watch: &mut dyn FnMut(Event),
 ) -> Result<Snapshot, HubError> {
-    Hub::new(cache.clone(), settings)?.pull(&ModelRef::parse(name)?, watch)
+    let mut watch = |event: Event<'_>| {
+        watch(event);
+        ControlFlow::Continue(())
+    };
+    Hub::new(cache.clone(), settings)?.pull(&ModelRef::parse(name)?, &mut watch)
 }
 
 /// An empty cache, removed when the returned folder is dropped.

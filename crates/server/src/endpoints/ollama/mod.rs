@@ -3,6 +3,7 @@
 pub(super) mod chat;
 pub(super) mod embed;
 pub(super) mod models;
+pub(super) mod pull;
 
 use serde_json::Value;
 

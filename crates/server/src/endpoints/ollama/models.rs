@@ -80,7 +80,7 @@ fn details(server: &AnyServer) -> Details {
 }
 
 /// A number for a name, as long as a digest is.
-fn digest(name: &str) -> String {
+pub(super) fn digest(name: &str) -> String {
     // FNV-1a, the same on each machine.
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let word = |i: u8| name.bytes().chain([i]).fold(0xcbf2_9ce4_8422_2325, step);

@@ -244,9 +244,9 @@ pub(crate) struct Serve {
     /// Otherwise it is that which the chat template shows. `tallow parse` lists them.
     #[arg(long, value_name = "NAME", alias = "tool-call-parser")]
     pub tool_format: Option<String>,
-    /// Let clients download models from the hub to this machine, and remove them
+    /// Let clients download and remove models
     ///
-    /// By Ollama's /api/pull and /api/delete. Models lie in the cache that other programs that use the hub share.
+    /// By Ollama's /api/pull and /api/delete: from the hub, to the cache that other programs that use it share.
     #[arg(long)]
     pub allow_pull: bool,
     /// Let requests pass values to the chat template

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::ops::ControlFlow;
 
 use indicatif::ProgressBar;
-use tallow_hub::{Cache, Event, Hub, ModelRef, Snapshot};
+use tallow_hub::{Cache, CachedModel, Event, Hub, HubError, ModelRef, Snapshot};
 
 use crate::memory::size;
 use crate::settings::{Origin, Sources, Switch};
@@ -17,6 +17,16 @@ pub(crate) fn cache() -> Result<Cache, Failed> {
         Failed::new("there is no folder for downloaded models: set HOME, or HF_HUB_CACHE to a folder")
     })?;
     Ok(Cache::at(folder))
+}
+
+/// The models of the cache that a name means: all quantizations where it says none.
+pub(crate) fn named(cache: &Cache, model: &ModelRef) -> Result<Vec<CachedModel>, HubError> {
+    let name = model.to_string();
+    let is_of = |m: &CachedModel| {
+        let whole = m.name.split(':').next() == Some(model.repo.as_str());
+        whole && (model.quant.is_none() || model.revision.is_some() || m.name.eq_ignore_ascii_case(&name))
+    };
+    Ok(cache.list()?.into_iter().filter(is_of).collect())
 }
 
 /// Hub client, configured from the environment.

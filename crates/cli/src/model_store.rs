@@ -3,11 +3,12 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use tallow_hub::{Cache, CachedModel, Event, HubError, ModelRef};
+use tallow_hub::{CachedModel, Event, HubError, ModelRef};
 use tallow_server::{ModelStore, PullProgress, StoreError};
 
 use crate::Failed;
 use crate::hub::{self, Offline};
+use crate::memory::size;
 use crate::model_name::DEMO;
 
 /// The models on this machine.
@@ -51,7 +52,7 @@ impl ModelStore for Store {
         let (cache, model) = (hub::cache().map_err(unknown)?, ModelRef::parse(name).map_err(stored)?);
         let is_served =
             |m: &CachedModel| self.served.starts_with(&m.path) || m.path.starts_with(&self.served);
-        if named(&cache, &model).map_err(stored)?.iter().any(is_served) {
+        if hub::named(&cache, &model).map_err(stored)?.iter().any(is_served) {
             let why = format!("{name} is served here; it can be removed when the server has stopped");
             return Err(StoreError::Refused(why));
         }
@@ -59,16 +60,6 @@ impl ModelStore for Store {
         tracing::info!("removed {model}: {} files, {} bytes", removed.files, removed.bytes);
         Ok(())
     }
-}
-
-/// The models of the cache that a name means: all quantizations where it says none.
-pub(crate) fn named(cache: &Cache, model: &ModelRef) -> Result<Vec<CachedModel>, HubError> {
-    let name = model.to_string();
-    let is_of = |m: &CachedModel| {
-        let whole = m.name.split(':').next() == Some(model.repo.as_str());
-        whole && (model.quant.is_none() || model.revision.is_some() || m.name.eq_ignore_ascii_case(&name))
-    };
-    Ok(cache.list()?.into_iter().filter(is_of).collect())
 }
 
 fn unknown(why: Failed) -> StoreError {
@@ -91,6 +82,17 @@ fn stored(error: HubError) -> StoreError {
         | HubError::MissingPart { .. }
         | HubError::NoTokenizer { .. }
         | HubError::NoWeights { .. } => StoreError::Refused(why),
+        // Where the cache is does not concern clients.
+        HubError::DiskFull { needed, free, .. } => {
+            let (needed, free) = (size(needed), size(free));
+            StoreError::Failed(format!("the disk is full: {needed} more are needed, and {free} are free"))
+        }
+        HubError::Io { .. } | HubError::Outside { .. } => {
+            tracing::warn!("{why}");
+            StoreError::Failed(
+                "the models on this machine cannot be read or changed; the log says why".into(),
+            )
+        }
         _ => StoreError::Failed(why),
     }
 }

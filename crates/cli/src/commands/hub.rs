@@ -9,10 +9,9 @@ use tallow_hub::{ALIASES, Alias, CachedModel, Match, ModelRef};
 use super::print;
 use crate::Failed;
 use crate::args::{List, Pull, Rm, Search};
-use crate::hub::{cache, fetch, hub, offline};
+use crate::hub::{cache, fetch, hub, named, offline};
 use crate::memory::size;
 use crate::model_name::DEMO;
-use crate::model_store::named;
 use crate::settings::Sources;
 use crate::terminal::{self, counted};
 

@@ -396,21 +396,10 @@ fn files_are_what_they_begin_with() {
     assert!(!why.contains("there is no such file"), "{why}");
 }
 
-/// A model in the home's cache, as other programs leave it there.
-fn cached(home: &Home) {
-    let commit = "0123456789abcdef0123456789abcdef01234567";
-    let folder = ".cache/huggingface/hub/models--org--name";
-    home.file(&format!("{folder}/refs/main"), commit);
-    home.file(
-        &format!("{folder}/snapshots/{commit}/m-Q8_0.gguf"),
-        std::fs::read(root().join("assets/demo.gguf")).unwrap(),
-    );
-}
-
 #[test]
 fn a_model_that_others_use_is_removed_only_with_consent() {
     let home = Home::new();
-    cached(&home);
+    home.caches("name");
     assert!(home.run(&["list"]).ok().contains("org/name:Q8_0"));
     let why = home.run(&["rm", "org/name"]).failed();
     assert!(why.contains("org/name:Q8_0 (") && why.contains("--yes"), "{why}");
@@ -424,7 +413,7 @@ fn a_model_that_others_use_is_removed_only_with_consent() {
 #[test]
 fn the_configuration_file_names_models_and_has_settings_of_each() {
     let home = Home::new();
-    cached(&home);
+    home.caches("name");
     home.file(
         ".config/tallow/config.toml",
         r#"

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::server::{Server, whole};
-use crate::common::{Home, gpu};
+use crate::common::server::{Server, answer, whole};
+use crate::common::{HUB, Home, gpu};
 use serde_json::{Value, json};
 use tallow_models::Model;
 use tallow_support::{PATIENCE, golden, root};
@@ -27,6 +27,35 @@ fn steps_beside_answers_are_as_asked_or_chosen() {
     assert_eq!(Server::start(&["--batch", "48"]).metric(TOKENS), 48.0);
     let chosen = Server::start(&[]).metric(TOKENS);
     assert!((16.0..=256.0).contains(&chosen), "{chosen}");
+}
+
+/// Clients remove downloaded models, but not the one that is served.
+#[test]
+fn clients_remove_models_that_are_not_served() {
+    let home = Home::new();
+    ["name", "other"].iter().for_each(|name| home.caches(name));
+    let (hub, flags) =
+        (home.path().join(HUB), ["serve", "org/name", "--port", "0", "--allow-pull", "--offline"]);
+    let command = home.command(&flags);
+    let server = Server::of(home, command);
+    let say = |method: &str, path: &str, model: &str| {
+        let (status, body) = answer(server.request(method, path, &json!({"model": model}).to_string()));
+        format!("{status} {body}").trim_end().to_owned() + "\n"
+    };
+    let delete = |model: &str| say("DELETE", "/api/delete", model);
+    let mut all = delete("org/name") + &delete("org/name:q8_0") + &say("POST", "/api/pull", "org/third");
+    assert!(hub.join("models--org--other").exists());
+    all += &(delete("org/other:Q8_0") + &delete("org/other:Q8_0") + &delete("demo") + &delete("../../etc"));
+    assert!(hub.join("models--org--name/refs/main").exists());
+    insta::assert_snapshot!(all, @r#"
+    400 {"error":"org/name is served here; it can be removed when the server has stopped"}
+    400 {"error":"org/name:q8_0 is served here; it can be removed when the server has stopped"}
+    400 {"error":"nothing is downloaded here: --offline is given: leave it out to download models"}
+    200
+    404 {"error":"org/other:Q8_0 is not in the cache. `tallow list` shows what is"}
+    400 {"error":"demo is part of the program, and cannot be removed"}
+    400 {"error":"\"../../etc\" is not a model name: '-' and '.' may neither begin nor end a part, nor be doubled. Names look like org/name, org/name:Q4_K_M or org/name@revision; `tallow search TEXT` finds short ones"}
+    "#);
 }
 
 /// The default soft limit of file descriptors is low, and each connection takes one.

@@ -15,6 +15,9 @@ pub(crate) fn gpu() -> Option<String> {
     Some(format!("{}:{}", about.api, about.index))
 }
 
+/// The cache of downloaded models in a home.
+pub(crate) const HUB: &str = ".cache/huggingface/hub";
+
 /// The user's home folder, removed on drop.
 pub(crate) struct Home(PathBuf);
 
@@ -60,6 +63,15 @@ impl Home {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, content).unwrap();
         path.to_str().unwrap().to_owned()
+    }
+
+    /// Has the demo model in its cache as org/NAME:Q8_0, as other programs leave models there.
+    pub(crate) fn caches(&self, name: &str) {
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let folder = format!("{HUB}/models--org--{name}");
+        self.file(&format!("{folder}/refs/main"), commit);
+        let demo = std::fs::read(tallow_support::root().join("assets/demo.gguf")).unwrap();
+        self.file(&format!("{folder}/snapshots/{commit}/m-Q8_0.gguf"), demo);
     }
 
     /// The command, not yet started. Its hub address does not answer.

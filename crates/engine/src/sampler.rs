@@ -358,9 +358,11 @@ fn nothing_allowed() -> SampleError {
     )
 }
 
-/// First token with the largest logit.
+/// First token with the largest logit. A NaN, which only penalties and biases make here, is less than all, as in the top-k of
+/// devices and in [`TokenMask::largest`].
 fn largest(row: impl Iterator<Item = (u32, f32)>) -> u32 {
-    row.reduce(|best, next| if next.1 > best.1 { next } else { best }).map_or(0, |(token, _)| token)
+    let greater = |a: f32, b: f32| a > b || b.is_nan();
+    row.reduce(|best, next| if greater(next.1, best.1) { next } else { best }).map_or(0, |(token, _)| token)
 }
 
 /// -inf masks a token; NaN, +inf, or no finite logit at all is an error.

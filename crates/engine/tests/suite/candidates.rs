@@ -112,8 +112,9 @@ fn plain(case: &Case, row: &[f32]) -> Result<Choice, SampleError> {
 }
 
 fn most_likely(logits: &[f32]) -> u32 {
-    let better = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
-    (0..logits.len()).reduce(better).unwrap() as u32
+    // A NaN of a penalty or a bias is less than all.
+    let greater = |i: usize, best: usize| logits[i] > logits[best] || logits[best].is_nan();
+    (0..logits.len()).reduce(|best, i| if greater(i, best) { i } else { best }).unwrap() as u32
 }
 
 fn drawn(how: &Sampling, logits: &[f32], place: usize) -> u32 {
@@ -258,6 +259,18 @@ fn cases() -> impl Strategy<Value = Case> {
             Case { how, prompt, answer, place, allowed }
         },
     )
+}
+
+/// A token that is masked and penalized by nothing at all is NaN, and is not chosen.
+#[test]
+fn a_penalty_of_nothing_chooses_no_token() {
+    let how = Sampling { repetition_penalty: 0.0, ..Sampling::greedy() };
+    let row = [f32::NEG_INFINITY, -1.5, -3.0, -0.5];
+    for allowed in [None, Some(1.0)] {
+        let case = Case { how: how.clone(), prompt: vec![0], answer: Vec::new(), place: 0, allowed };
+        assert_eq!(case.sampler().sample(&mut row.to_vec(), 0).unwrap().token, 3, "{allowed:?}");
+        assert_eq!(plain(&case, &row).unwrap().token, 3);
+    }
 }
 
 #[test]

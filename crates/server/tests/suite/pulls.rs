@@ -12,7 +12,8 @@ use tallow_server::{ModelStore, PullProgress, Settings, StoreError};
 use crate::common::client::{RequestBuilder, ask, post, read_until};
 use crate::common::{ServerBuilder, TestServer, hello, info, script, wait};
 
-/// What a name does: `missing`, `refused` and `failed` fail, `broken` in the middle, and `endless` never ends by itself.
+/// What a name does: `missing`, `refused` and `failed` fail, `broken` in the middle, `busy` tells of much, and `endless` never ends
+/// by itself.
 #[derive(Debug, Default)]
 struct Shop {
     stopped: AtomicUsize,
@@ -39,10 +40,11 @@ impl ModelStore for Shop {
             _ => {}
         }
         let _ = watch(PullProgress::Note("downloading 2 files, 1 KiB"));
-        // The second comes too soon after the first.
-        for done in [100, 200, 300] {
-            let _ = watch(file(done));
+        let steps = if name == "busy" { 100_000 } else { 1 };
+        for _ in 0..steps {
+            let _ = watch(file(100));
         }
+        let _ = watch(file(300));
         if name == "broken" {
             return Err(StoreError::Failed("the network is gone".into()));
         }
@@ -100,6 +102,9 @@ fn downloads_tell_of_their_progress() {
     {"status":"pulling b.json","digest":null,"total":7,"completed":7}
     {"status":"success"}
     "#);
+    // Most of what comes within a tenth of a second is not told.
+    let busy = pull(json!({"model": "busy"})).get(&server).text();
+    assert!((2..1000).contains(&busy.lines().count()), "{busy}");
     let reply = pull(json!({"name": "good", "stream": false})).get(&server);
     assert_eq!((reply.status, reply.json()), (200, json!({"status": "success"})));
     let reply = pull(json!({"model": "broken"})).get(&server);

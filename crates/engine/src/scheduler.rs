@@ -410,10 +410,14 @@ impl Scheduler {
         }
     }
 
+    fn has_forced(&self) -> bool {
+        self.running.iter().any(|seq| !seq.forced.is_empty())
+    }
+
     /// Drafts tokens, in steps in which all sequences decode: those that are forced, or that prompt lookup guesses, or else
     /// those that the draft model has guessed.
     fn draft(&mut self, shares: &[usize]) {
-        if self.limits.drafts.is_none() && self.running.iter().all(|seq| seq.forced.is_empty()) {
+        if self.limits.drafts.is_none() && !self.has_forced() {
             return;
         }
         let decodes = |(seq, rows): (&Seq, &usize)| seq.decodes() && *rows == seq.left();
@@ -461,11 +465,8 @@ impl Scheduler {
     }
 
     /// How many of its forced tokens each sequence computes, of `room` in all: as many as the others, one more at a time. They
-    /// take turns at those that are left. Empty if nothing is forced.
+    /// take turns at those that are left.
     fn shares_of_forced(&mut self, room: usize) -> Vec<usize> {
-        if self.running.iter().all(|seq| seq.forced.is_empty()) {
-            return Vec::new();
-        }
         let (count, mut room) = (self.running.len(), room);
         let (mut each, first) = (vec![0; count], self.turn);
         for n in 0..MOST_DRAFTED {

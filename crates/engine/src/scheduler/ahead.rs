@@ -20,7 +20,12 @@ impl Scheduler {
         }
         let count = self.running.len();
         let room = self.decode_budget(count).saturating_sub(count);
-        if !self.draft_lengths(count, room).each.is_empty() {
+        let will_draft = match drafts {
+            Some(_) => !self.draft_lengths(count, room).each.is_empty(),
+            // Asking for shares would take turns at them.
+            None => self.has_forced(),
+        };
+        if will_draft {
             return None;
         }
         // Their order has not changed, but some may have gone.

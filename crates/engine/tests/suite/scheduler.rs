@@ -234,6 +234,9 @@ fn forced_tokens_hardly_keep_others_waiting() {
     let drafted = |s: &mut Scheduler| -> Vec<(u64, usize)> {
         s.force(|id| if id.0 == 9 { Vec::new() } else { vec![7; 6] });
         let batch = s.next_batch().unwrap();
+        // What is forced is drafted, so that no step is planned ahead; asking changes nobody's turn.
+        s.advance(&batch);
+        assert!(s.next_ahead(&batch).is_none());
         // All of them are right.
         let sampled: Vec<_> = batch.parts.iter().map(|part| vec![7; 1 + part.drafted]).collect();
         s.commit(&batch, &sampled);

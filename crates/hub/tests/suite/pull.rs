@@ -208,27 +208,26 @@ fn a_pull_can_be_stopped() {
     let stand_in = StandIn::new(&[("m.gguf", &weights)]);
     let model = ModelRef::parse("org/m").unwrap();
     for settings in [stand_in.settings(), in_pieces(&stand_in.hub.url)] {
-        let (folder, cache) = cache();
+        let (_folder, cache) = cache();
         let hub = Hub::new(cache.clone(), &settings).unwrap();
-        let stop = |event: Event<'_>| match event {
+        let mut stop = |event: Event<'_>| match event {
             Event::Progress { done: 300_000.., .. } => ControlFlow::Break(()),
             _ => ControlFlow::Continue(()),
         };
-        let error = hub.pull(&model, &mut { stop }).unwrap_err();
+        let error = hub.pull(&model, &mut stop).unwrap_err();
         assert!(matches!(error, HubError::Stopped), "{error}");
         assert_eq!(cache.find(&model).unwrap(), None);
         let mut began = None;
-        let go_on = |event: Event<'_>| {
+        let mut go_on = |event: Event<'_>| {
             if let Event::Progress { done, .. } = event {
                 began = began.or(Some(done));
             }
             ControlFlow::Continue(())
         };
-        let snapshot = hub.pull(&model, &mut { go_on }).unwrap();
+        let snapshot = hub.pull(&model, &mut go_on).unwrap();
         // The first piece may be late.
         assert!(began.unwrap() > 0 || settings.ranges.connections == 4, "{began:?}");
         assert!(fs::read(snapshot.path).unwrap() == weights);
-        drop(folder);
     }
 }
 

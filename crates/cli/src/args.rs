@@ -55,6 +55,10 @@ pub(crate) enum Command {
     /// Serve a model over HTTP with the OpenAI API
     #[command(alias = "server")]
     Serve(Serve),
+    /// Show the models of a running server
+    Ps(Ps),
+    /// Unload a model of a running server
+    Stop(Stop),
     /// Download a model into the cache
     #[command(alias = "download")]
     Pull(Pull),
@@ -156,10 +160,28 @@ pub(crate) struct Run {
     pub engine: EngineArgs,
 }
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Serve {
-    /// The model [default: demo]
-    pub model: Option<String>,
+    /// The model, or several [default: demo]
+    ///
+    /// Several are loaded as far as they fit into the memory together. The others are loaded when a request names them, in
+    /// place of those that have not been used for the longest time.
+    #[arg(value_name = "MODEL")]
+    pub model: Vec<String>,
+    /// File of models to serve, with settings for each
+    ///
+    /// In TOML, like the configuration file: a table [models."NAME"] for each, with `model` where NAME is one of your own,
+    /// `context`, `slots`, `pinned` and so on.
+    #[arg(long = "models", value_name = "FILE", conflicts_with = "model")]
+    pub models_file: Option<PathBuf>,
+    /// Load any downloaded model that a request names
+    #[arg(long)]
+    pub on_demand: bool,
+    /// Unload models that are idle for so long, in seconds
+    ///
+    /// They are loaded again when a request names them. For several models, or with --on-demand.
+    #[arg(long, value_name = "SECONDS")]
+    pub keep_alive: Option<u64>,
     /// Address to listen on; 0.0.0.0 = all [default: 127.0.0.1]
     ///
     /// By default the server is reachable from this machine alone.

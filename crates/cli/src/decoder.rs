@@ -15,7 +15,7 @@ use tallow_models::Model;
 use tallow_models::decoder::Decoder;
 
 use crate::devices::{CpuOptions, Device, Hardware, MeasuredBackend, Task, Traits, candidates};
-use crate::fit::on_one_of;
+use crate::fit::{Host, on_one_of};
 use crate::load::{LoadedModel, quantized};
 use crate::memory::{self, Plan};
 use crate::notice::Notice;
@@ -57,12 +57,12 @@ impl LoadedModel {
     }
 
     /// Starts an engine for the model under these names, on the requested device or the best one with room. The choice
-    /// and its reasons are reported through `say`.
+    /// and its reasons are reported to `host`.
     pub(crate) fn start(
         &self,
         config: &EngineConfig,
         names: Vec<String>,
-        say: &dyn Fn(&Notice),
+        host: &dyn Host,
     ) -> Result<RunningEngine, Failed> {
         let model = self.used(config);
         let plan = |device: &Device| Plan::new(&model, self.draft(config), config, device);
@@ -75,9 +75,9 @@ impl LoadedModel {
             if devices.iter().any(|device| !device.is_cpu()) {
                 memory::check_ram_cache(config.ram_cache)?;
             }
-            quantized(&self.model).for_each(|note| say(&note));
-            let (started, ram_cache) = on_one_of(&devices, why, plan, say, |device, plan| {
-                self.slow_on(device).into_iter().for_each(|why| say(&Notice::Slow(why)));
+            quantized(&self.model).for_each(|note| host.say(&note));
+            let (started, ram_cache) = on_one_of(&devices, why, plan, host, |device, plan| {
+                self.slow_on(device).into_iter().for_each(|why| host.say(&Notice::Slow(why)));
                 Ok((self.start_on(device, &model, plan, config, names.clone())?, plan.ram_cache))
             })?;
             if ram_cache > 0 {
@@ -86,7 +86,7 @@ impl LoadedModel {
                     .map_err(|why| Failed::new(format!("--cache-ram: {why}")))?;
             } else if config.ram_cache > 0 {
                 let why = "--cache-ram is for GPUs, and ignored: on the CPU the KV cache is in the host's memory already";
-                say(&Notice::Slow(why.into()));
+                host.say(&Notice::Slow(why.into()));
             }
             Ok(started)
         });

@@ -7,9 +7,8 @@ use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, PoolingTask, RunningE
 use tallow_models::encoder::{Encoder, EncoderModel, Image, Input, Inputs, Item};
 
 use crate::devices::{Arithmetic, CpuOptions, Device, DeviceChoice, Hardware, Task};
-use crate::fit::on_some_device;
+use crate::fit::{Host, on_some_device};
 use crate::memory::Plan;
-use crate::notice::Notice;
 use crate::settings::{DeviceArgs, EngineConfig, Sources};
 use crate::single_runner::Setup;
 use crate::{Failed, terminal};
@@ -37,13 +36,13 @@ impl Placement {
 }
 
 /// Starts an embedder under these names, on the requested device or the best one with room, for up to `queue` requests
-/// at one time. The choice of device is reported through `say`.
+/// at one time. The choice of device is reported to `host`.
 pub(crate) fn start(
     model: &EncoderModel,
     placement: Placement,
     names: Vec<String>,
     queue: usize,
-    say: &dyn Fn(&Notice),
+    host: &dyn Host,
 ) -> Result<RunningEmbedder, Failed> {
     let (task, width) = match model.spec.head {
         None => (PoolingTask::Embed(model.sentence.pooling), model.spec.width()),
@@ -51,7 +50,7 @@ pub(crate) fn start(
     };
     let classes = model.classes()?;
     let plan = |device: &Device| Plan::of_encoder(model, placement.batch, device);
-    on_some_device(placement.device, plan, say, |device, _| {
+    on_some_device(placement.device, plan, host, |device, _| {
         // The tokenizer is read while the weights are loaded.
         let info = || {
             let (names, inputs) = (names.clone(), Inputs::new(model)?);

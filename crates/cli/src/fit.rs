@@ -1,19 +1,44 @@
 //! The device that a model fits: the first with room for its memory plan.
 
 use crate::Failed;
-use crate::devices::{Device, DeviceChoice, Unusable, candidates};
+use crate::devices::{Device, DeviceChoice, Memory, Unusable, candidates};
 use crate::memory::Plan;
 use crate::notice::Notice;
+
+/// Whoever a model is loaded for: is told how it goes, and knows what else is on the devices.
+pub(crate) trait Host {
+    /// Told of the choice of a device and its reasons.
+    fn say(&self, notice: &Notice);
+
+    /// Bytes of a device that the model may take, of those that are free.
+    fn available(&self, _device: &Device, free: u64) -> u64 {
+        free
+    }
+
+    /// Makes room on a device. Returns false if there is no more to be had.
+    fn make_room(&self, _device: &Device) -> bool {
+        false
+    }
+
+    /// Told where the model is put, and what it takes there.
+    fn taken(&self, _device: &Device, _plan: &Plan) {}
+}
+
+impl<F: Fn(&Notice)> Host for F {
+    fn say(&self, notice: &Notice) {
+        self(notice);
+    }
+}
 
 /// Calls `put` on the first device that has room for its plan; if that fails, on the next.
 pub(crate) fn on_some_device<T>(
     asked: DeviceChoice,
     plan: impl Fn(&Device) -> Plan,
-    say: &dyn Fn(&Notice),
+    host: &dyn Host,
     put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
 ) -> Result<T, Failed> {
     let (devices, why) = candidates(asked)?;
-    on_one_of(&devices, why, plan, say, put)
+    on_one_of(&devices, why, plan, host, put)
 }
 
 /// As [`on_some_device`], for known devices. `why`: why no accelerator precedes the last one, the CPU.
@@ -21,9 +46,16 @@ pub(crate) fn on_one_of<T>(
     devices: &[Device],
     why: Option<Unusable>,
     plan: impl Fn(&Device) -> Plan,
-    say: &dyn Fn(&Notice),
+    host: &dyn Host,
     mut put: impl FnMut(&Device, &Plan) -> Result<T, Failed>,
 ) -> Result<T, Failed> {
+    let plan = |device: &Device| loop {
+        let mut plan = plan(device);
+        plan.memory = plan.memory.map(|m| Memory { free: host.available(device, m.free), ..m });
+        if plan.fits() || !host.make_room(device) {
+            return plan;
+        }
+    };
     for (device, next) in devices.iter().zip(&devices[1..]) {
         let plan = plan(device);
         let put = match plan.check() {
@@ -32,25 +64,27 @@ pub(crate) fn on_one_of<T>(
                 Err(Failed::new(format!("{device} has room for a context of {tokens} tokens only")))
             }
             Ok(()) => {
-                say(&Notice::Taken(plan.to_string()));
+                host.say(&Notice::Taken(plan.to_string()));
+                host.taken(device, &plan);
                 put(device, &plan)
             }
             Err(e) => Err(e),
         };
         match put {
             Ok(done) => return Ok(done),
-            Err(e) => say(&Notice::PassedOver(format!("not on {device}: {e}\ntrying {next} instead"))),
+            Err(e) => host.say(&Notice::PassedOver(format!("not on {device}: {e}\ntrying {next} instead"))),
         }
     }
     let Some(last) = devices.last() else { return Err(Failed::new("there is no device")) };
     let plan = plan(last);
     plan.check()?;
     match why {
-        Some(Unusable { why, surprising: true }) => say(&Notice::PassedOver(why)),
-        Some(Unusable { why, surprising: false }) => say(&Notice::OnCpu(why)),
+        Some(Unusable { why, surprising: true }) => host.say(&Notice::PassedOver(why)),
+        Some(Unusable { why, surprising: false }) => host.say(&Notice::OnCpu(why)),
         None => {}
     }
-    say(&Notice::Taken(plan.to_string()));
+    host.say(&Notice::Taken(plan.to_string()));
+    host.taken(last, &plan);
     put(last, &plan)
 }
 

@@ -41,11 +41,18 @@ pub(crate) struct Failed {
     why: String,
     /// Broken pipe: the reader of our output is gone, so nothing is reported.
     quiet: bool,
+    /// True if a model does not fit into the memory that is free.
+    no_room: bool,
 }
 
 impl Failed {
     pub(crate) fn new(why: impl fmt::Display) -> Failed {
-        Failed { why: why.to_string(), quiet: false }
+        Failed { why: why.to_string(), quiet: false, no_room: false }
+    }
+
+    /// A model does not fit into the memory that is free.
+    pub(crate) fn no_room(why: impl fmt::Display) -> Failed {
+        Failed { no_room: true, ..Failed::new(why) }
     }
 }
 
@@ -57,7 +64,7 @@ impl fmt::Display for Failed {
 
 impl From<std::io::Error> for Failed {
     fn from(e: std::io::Error) -> Failed {
-        Failed { quiet: e.kind() == std::io::ErrorKind::BrokenPipe, why: e.to_string() }
+        Failed { quiet: e.kind() == std::io::ErrorKind::BrokenPipe, ..Failed::new(e) }
     }
 }
 
@@ -106,6 +113,8 @@ fn run(mut cli: Cli) -> Result<(), Failed> {
         }
         Command::Serve(args) => commands::serve::serve(args, &sources),
         Command::Bench(args) => commands::bench::bench(&args, &sources),
+        Command::Ps(args) => commands::ps::ps(&args, &sources),
+        Command::Stop(args) => commands::ps::stop(&args, &sources),
         Command::Pull(args) => commands::hub::pull(&args, &sources),
         Command::Search(args) => commands::hub::search(&args, &sources),
         Command::List(args) => commands::hub::list(&args),

@@ -91,7 +91,7 @@ impl Plan {
             let plan = if model.mtp { plan.with_mtp(model, config.batch.value) } else { plan };
             let draft = draft.map_or(0, |draft| plan.of_draft(draft, config.batch.value));
             let plan = Plan { device: device.to_string(), draft, weights_in, ..plan };
-            if asked.is_some() || plan.fits() || context.value / 2 < LEAST_CONTEXT {
+            if asked.is_some() || plan.fits_among(config.models) || context.value / 2 < LEAST_CONTEXT {
                 return plan;
             }
             context = Setting { value: context.value / 2, origin: Origin::Memory };
@@ -294,7 +294,13 @@ impl Plan {
 
     /// True if it fits; assumed where the memory is unknown.
     pub(crate) fn fits(&self) -> bool {
-        self.memory.is_none_or(|m| (self.total() as f64) <= m.free as f64 * (1.0 - HEADROOM))
+        self.fits_among(1)
+    }
+
+    /// True if it fits into its share, where so many models share the memory.
+    fn fits_among(&self, models: usize) -> bool {
+        let share = (1.0 - HEADROOM) / models.max(1) as f64;
+        self.memory.is_none_or(|m| (self.total() as f64) <= m.free as f64 * share)
     }
 
     /// An error with the numbers if it does not fit, or if the context exceeds what the model supports.
@@ -323,7 +329,7 @@ impl Plan {
             }
             _ => smaller,
         };
-        Err(Failed::new(format!(
+        Err(Failed::no_room(format!(
             "the model does not fit: it needs {needs}, and {free} of memory are free on {}\n{self}\n\
              Take {smaller}, a smaller quantization of the model{map}, or end other programs.",
             self.device

@@ -16,8 +16,8 @@ use crate::model_name::DEMO;
 pub(crate) struct Store {
     /// Why nothing is to be downloaded, if so.
     pub offline: Option<Offline>,
-    /// The file or folder of the model that is served, which is not removed.
-    pub served: PathBuf,
+    /// The files and folders of the models that are served, which are not removed.
+    pub served: Vec<PathBuf>,
 }
 
 impl ModelStore for Store {
@@ -50,8 +50,9 @@ impl ModelStore for Store {
             return Err(StoreError::Refused("demo is part of the program, and cannot be removed".into()));
         }
         let (cache, model) = (hub::cache().map_err(unknown)?, ModelRef::parse(name).map_err(stored)?);
-        let is_served =
-            |m: &CachedModel| self.served.starts_with(&m.path) || m.path.starts_with(&self.served);
+        let is_served = |m: &CachedModel| {
+            self.served.iter().any(|served| served.starts_with(&m.path) || m.path.starts_with(served))
+        };
         if hub::named(&cache, &model).map_err(stored)?.iter().any(is_served) {
             let why = format!("{name} is served here; it can be removed when the server has stopped");
             return Err(StoreError::Refused(why));

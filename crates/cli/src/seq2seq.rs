@@ -16,24 +16,23 @@ use tallow_text::tokenizer::Tokenizer;
 
 use crate::devices::{CpuOptions, Device, Hardware, Task};
 use crate::encoder::Placement;
-use crate::fit::on_some_device;
+use crate::fit::{Host, on_some_device};
 use crate::memory::{PAGE, Plan, Seq2SeqLimits};
-use crate::notice::Notice;
 use crate::settings::KvType;
 use crate::{Failed, terminal};
 
-/// Starts an engine under these names on the requested device or the best one with room. The choice is reported through
-/// `say`.
+/// Starts an engine under these names on the requested device or the best one with room. The choice is reported to
+/// `host`.
 pub(crate) fn start(
     model: &Seq2SeqModel,
     tokenizer: &Tokenizer,
     names: Vec<String>,
     placement: Placement,
     limits: Seq2SeqLimits,
-    say: &dyn Fn(&Notice),
+    host: &dyn Host,
 ) -> Result<RunningEngine, Failed> {
     let plan = |device: &Device| Plan::of_seq2seq(model, limits, device);
-    on_some_device(placement.device, plan, say, |device, _| {
+    on_some_device(placement.device, plan, host, |device, _| {
         let (model, tokenizer, names) = (model.clone(), tokenizer.clone(), names.clone());
         device.run(StartSeq2Seq { model, tokenizer, names, limits, cpu: placement.cpu })
     })
@@ -142,7 +141,7 @@ pub(crate) fn transcriber(
     placement: Placement,
     kv: KvType,
     slots: usize,
-    say: &dyn Fn(&Notice),
+    host: &dyn Host,
 ) -> Result<(RunningEngine, Transcriber), Failed> {
     let spec = &model.spec;
     let Some(audio) = spec.encoder.audio else {
@@ -151,7 +150,7 @@ pub(crate) fn transcriber(
     let tokenizer = model.tokenizer()?;
     let speech = Speech::read(model, &tokenizer)?;
     let limits = Seq2SeqLimits::of(model, slots, kv.0, placement.batch);
-    let running = start(model, &tokenizer, names, placement, limits, say)?;
+    let running = start(model, &tokenizer, names, placement, limits, host)?;
     let transcriber =
         Transcriber::new(running.clone(), speech, tokenizer, audio.bands, limits.encoder_tokens);
     Ok((running, transcriber))

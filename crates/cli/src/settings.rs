@@ -131,6 +131,10 @@ pub(crate) static KNOWN: &[Known] = &[
     known("presence-penalty", "subtracted from the scores of tokens that were generated", "0"),
     known("frequency-penalty", "subtracted from a token's score for each time it was generated", "0"),
     known("seed", "the same seed gives the same answer; -1 is random", "random"),
+    known("chat-template", "file of a chat template, in place of the model's own, in `serve`", "none"),
+    known("tool-format", "format of tool calls in `serve`", "that which the chat template shows"),
+    known("keep-alive", "seconds without a request after which `serve` unloads a model", "never"),
+    known("pinned", "true: `serve` does not unload the model to make room for another", "false"),
     known("host", "address to listen on", "127.0.0.1"),
     known("port", "port to listen on", "8080"),
     known("drain", "seconds that answers may take to finish when the server is told to stop", "30"),
@@ -264,6 +268,8 @@ pub(crate) struct EngineConfig {
     pub ram_cache: u64,
     /// True if sliding-window layers keep K and V of all tokens.
     pub swa_full: bool,
+    /// Models that share the memory: a default context takes no more than one's share.
+    pub models: usize,
 }
 
 /// Built-in defaults, where neither the user nor the model says: coherent answers at a terminal; for API clients the
@@ -353,6 +359,7 @@ pub(crate) fn resolve(
         adapter_room: 0,
         ram_cache: 0,
         swa_full: false,
+        models: 1,
     };
     config.check()?;
     Ok(config)

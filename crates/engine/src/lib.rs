@@ -25,4 +25,5 @@ pub mod scheduler;
 pub mod service;
 pub mod sim;
 pub mod step_budget;
+pub mod step_lock;
 pub mod transcribe;

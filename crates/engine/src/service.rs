@@ -6,14 +6,15 @@
 
 use std::fmt::Debug;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::admission::{Admission, Reply, Ticket};
 use crate::counts::StepCounts;
 use crate::failure::Failure;
+use crate::step_lock::StepLock;
 
 mod batch;
 
@@ -49,6 +50,8 @@ pub struct Shared<I, S> {
     /// Counts of steps.
     pub steps: StepCounts,
     admission: Arc<Admission>,
+    /// Held during a step, where engines share the CPU.
+    step_lock: OnceLock<StepLock>,
 }
 
 /// Handle of a service that takes commands `C`. Clones refer to the same service.
@@ -78,6 +81,7 @@ impl<C, I, S: Default> Handle<C, I, S> {
             stats: S::default(),
             steps: StepCounts::default(),
             admission: Arc::default(),
+            step_lock: OnceLock::new(),
         });
         (Handle { messages, shared: shared.clone() }, receiver, Guard(shared))
     }
@@ -97,6 +101,11 @@ impl<C, I, S> Handle<C, I, S> {
     /// Counts of steps.
     pub fn steps(&self) -> &StepCounts {
         &self.shared.steps
+    }
+
+    /// Has the service compute its steps in turn with others that share the lock. Has no effect if it does already.
+    pub fn take_turns(&self, lock: StepLock) {
+        let _ = self.shared.step_lock.set(lock);
     }
 
     /// Running and waiting requests.
@@ -247,6 +256,8 @@ impl<W: Worker> Service<W> {
 
     /// Completes the step that is under way, and runs or begins the next.
     fn step(&mut self) -> Result<(), Lost> {
+        let shared = self.guard.0.clone();
+        let _turn = shared.step_lock.get().map(StepLock::turn);
         self.worker.complete()?;
         // What has come meanwhile need not wait for another step.
         while let Ok(message) = self.messages.try_recv() {

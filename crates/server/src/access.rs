@@ -15,7 +15,7 @@ use hyper::body::{Body as _, Bytes, Frame, SizeHint};
 
 use crate::errors::{ApiError, quoted};
 use crate::http::connection::Client;
-use crate::metrics::Metrics;
+use crate::http_metrics::HttpMetrics;
 
 /// Logged status of a request whose client disconnected before the answer, as in nginx.
 const CLIENT_CLOSED: u16 = 499;
@@ -78,7 +78,7 @@ impl Notes {
 #[derive(Debug)]
 pub(crate) struct Entry {
     notes: Notes,
-    metrics: Arc<Metrics>,
+    metrics: Arc<HttpMetrics>,
     begun: Instant,
     method: Method,
     path: String,
@@ -93,7 +93,7 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// Starts the line of a request.
-    pub(crate) fn new(metrics: &Arc<Metrics>, request: &Request, id: &HeaderValue) -> Entry {
+    pub(crate) fn new(metrics: &Arc<HttpMetrics>, request: &Request, id: &HeaderValue) -> Entry {
         let notes = Notes::default();
         notes.note(|noted| noted.id = id.to_str().unwrap_or_default().to_owned());
         let entry = Entry {

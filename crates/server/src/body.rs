@@ -13,11 +13,12 @@ use crate::budget::{Pace, SMALL, Stage, evicted};
 use crate::errors::{ApiError, ErrorForm};
 use crate::parse::json;
 use crate::request_context::RequestContext;
-use crate::served::Model;
-use crate::state::Server;
+use crate::state::Endpoints;
 
 /// Longest body in bytes.
 const MAX_BYTES: usize = 16 << 20;
+/// Longest body of any endpoint.
+const MOST_BYTES: usize = 32 << 20;
 /// Bodies above this many bytes are followed by [`Settings::trim`](crate::Settings::trim).
 const LARGE: usize = 4 << 20;
 /// Initial capacity of a body's buffer.
@@ -41,16 +42,13 @@ pub(crate) struct Bounds {
 }
 
 /// Reads the JSON body of a request.
-pub(crate) async fn read_json<M: Model + ?Sized>(
-    server: &Server<M>,
-    request: Request,
-) -> Result<JsonBody, ApiError> {
+pub(crate) async fn read_json<S: Endpoints>(server: &Arc<S>, request: Request) -> Result<JsonBody, ApiError> {
     read_json_within(server, request, Bounds { body: MAX_BYTES, answer: 0 }).await
 }
 
 /// [`read_json`] with other limits.
-pub(crate) async fn read_json_within<M: Model + ?Sized>(
-    server: &Server<M>,
+pub(crate) async fn read_json_within<S: Endpoints>(
+    server: &Arc<S>,
     request: Request,
     bounds: Bounds,
 ) -> Result<JsonBody, ApiError> {
@@ -66,10 +64,10 @@ pub(crate) async fn read_json_within<M: Model + ?Sized>(
 
 impl JsonBody {
     /// Runs `work` on the body when it is the client's turn, on a blocking thread because it may take a while.
-    pub(crate) async fn process<M: Model + ?Sized, T: Send + 'static>(
+    pub(crate) async fn process<S: Endpoints, T: Send + 'static>(
         self,
-        server: &Arc<Server<M>>,
-        work: impl FnOnce(&Server<M>, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
+        server: &Arc<S>,
+        work: impl FnOnce(&S, Vec<u8>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let JsonBody { bytes, ctx, bounds } = self;
         let length = bytes.len();
@@ -84,15 +82,18 @@ impl JsonBody {
             }
             done
         });
-        let done = done.await.map_err(|e| {
-            tracing::error!("a request could not be prepared: {e}");
-            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
-        })?;
+        let done = done.await.map_err(lost)?;
         if bounds.answer == 0 || done.is_err() {
             ctx.claim.settle(length);
         }
         done
     }
+}
+
+/// The work on a body has panicked.
+fn lost(why: tokio::task::JoinError) -> ApiError {
+    tracing::error!("a request could not be prepared: {why}");
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "an internal error; please report it")
 }
 
 fn check_content_type(headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
@@ -110,20 +111,43 @@ fn check_content_type(headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Reads a body of at most `max_bytes` bytes. Memory is claimed as it arrives, so a stalled body holds only what it has
-/// sent.
-pub(crate) async fn read(
-    mut body: Body,
+/// Reads a body of at most `max_bytes` bytes, or takes the one that [`read_ahead`] has read. Memory is claimed as it
+/// arrives, so a stalled body holds only what it has sent.
+pub(crate) async fn read(body: Body, ctx: &RequestContext, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
+    match ctx.take_body() {
+        Some(bytes) if bytes.len() > max_bytes => Err(too_large(max_bytes)),
+        Some(bytes) => Ok(bytes),
+        None => read_now(body, ctx, max_bytes).await,
+    }
+}
+
+/// Reads a body before it is known who processes it, and leaves it in the request's context.
+pub(crate) async fn read_ahead<T: Send + 'static>(
+    body: Body,
     ctx: &RequestContext,
-    max_bytes: usize,
-) -> Result<Vec<u8>, ApiError> {
-    let too_large = || {
-        let why = format!("the body is larger than {max_bytes} bytes");
-        Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why))
+    look: impl FnOnce(&[u8]) -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let bytes = read_now(body, ctx, MOST_BYTES).await?;
+    let is_large = bytes.len() > SMALL;
+    let look = move || (look(&bytes), bytes);
+    // A large one takes a while.
+    let (seen, bytes) = match is_large {
+        true => tokio::task::spawn_blocking(look).await.map_err(lost)?,
+        false => look(),
     };
+    ctx.leave_body(bytes);
+    Ok(seen)
+}
+
+fn too_large(max_bytes: usize) -> ApiError {
+    let why = format!("the body is larger than {max_bytes} bytes");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+}
+
+async fn read_now(mut body: Body, ctx: &RequestContext, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
     let hint = body.size_hint();
     if hint.lower() > max_bytes as u64 {
-        return too_large();
+        return Err(too_large(max_bytes));
     }
     let declared = hint.exact().map_or(max_bytes, |n| n as usize);
     let _reading = Reading::new(ctx);
@@ -140,7 +164,7 @@ pub(crate) async fn read(
         let Ok(data) = frame.into_data() else { continue };
         let length = bytes.len() + data.len();
         if length > max_bytes {
-            return too_large();
+            return Err(too_large(max_bytes));
         }
         pace.arrived(data.len());
         ctx.claim.transferred(data.len());

@@ -43,25 +43,40 @@ impl Format {
 /// A page of metrics. Those named `vllm:…` get labels for the model and the engine.
 #[derive(Debug)]
 pub(crate) struct Page {
-    text: String,
+    /// Metrics in the order in which they first came: models have the same ones, whose samples must stand together.
+    families: Vec<Family>,
     format: Format,
-    model: String,
+    /// Model that the next samples are of.
+    model: Option<String>,
+}
+
+/// A metric with all its samples.
+#[derive(Debug)]
+struct Family {
+    name: String,
+    text: String,
 }
 
 /// Further labels of a sample.
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
 impl Page {
-    pub(crate) fn new(format: Format, model: &str) -> Page {
-        Page { text: String::new(), format, model: escaped(model) }
+    pub(crate) fn new(format: Format) -> Page {
+        Page { families: Vec::new(), format, model: None }
+    }
+
+    /// The samples that follow are of this model, or of the server as a whole.
+    pub(crate) fn of_model(&mut self, model: Option<&str>) {
+        self.model = model.map(escaped);
     }
 
     /// The whole page.
-    pub(crate) fn finish(mut self) -> String {
+    pub(crate) fn finish(self) -> String {
+        let mut text: String = self.families.into_iter().map(|family| family.text).collect();
         if self.format == Format::OpenMetrics {
-            self.text += "# EOF\n";
+            text += "# EOF\n";
         }
-        self.text
+        text
     }
 
     pub(crate) fn gauge(&mut self, name: &str, what: &str, value: impl Display) {
@@ -74,8 +89,8 @@ impl Page {
         what: &str,
         samples: impl IntoIterator<Item = (Labels<'a>, V)>,
     ) {
-        self.head(name, "gauge", what);
-        samples.into_iter().for_each(|(labels, value)| self.sample(name, labels, value));
+        let at = self.family(name, "gauge", what);
+        samples.into_iter().for_each(|(labels, value)| self.sample(at, name, labels, value));
     }
 
     /// A counter; `name` is without `_total`.
@@ -90,41 +105,48 @@ impl Page {
         samples: impl IntoIterator<Item = (Labels<'a>, V)>,
     ) {
         let total = format!("{name}_total");
-        self.head(if self.format == Format::Text { &total } else { name }, "counter", what);
-        samples.into_iter().for_each(|(labels, value)| self.sample(&total, labels, value));
+        let at = self.family(if self.format == Format::Text { &total } else { name }, "counter", what);
+        samples.into_iter().for_each(|(labels, value)| self.sample(at, &total, labels, value));
     }
 
     /// A histogram. `counts` has one entry per bound, and one for values above all.
     pub(crate) fn histogram(&mut self, name: &str, what: &str, bounds: &[f64], counts: &[u64], sum: f64) {
-        self.head(name, "histogram", what);
+        let at = self.family(name, "histogram", what);
         let mut all = 0;
         // `1.0` and not `1`: OpenMetrics requires it, and other exporters of these names do the same.
         let bounds = bounds.iter().map(|bound| format!("{bound:?}")).chain(["+Inf".to_owned()]);
         for (bound, count) in bounds.zip(counts) {
             all += count;
-            self.sample(&format!("{name}_bucket"), &[("le", &bound)], all);
+            self.sample(at, &format!("{name}_bucket"), &[("le", &bound)], all);
         }
-        self.sample(&format!("{name}_sum"), &[], sum);
-        self.sample(&format!("{name}_count"), &[], all);
+        self.sample(at, &format!("{name}_sum"), &[], sum);
+        self.sample(at, &format!("{name}_count"), &[], all);
     }
 
-    fn head(&mut self, name: &str, kind: &str, what: &str) {
-        // Writing to a string does not fail.
-        let _ = writeln!(self.text, "# HELP {name} {what}\n# TYPE {name} {kind}");
+    /// Index of a metric, which begins with its description.
+    fn family(&mut self, name: &str, kind: &str, what: &str) -> usize {
+        if let Some(at) = self.families.iter().position(|family| family.name == name) {
+            return at;
+        }
+        let text = format!("# HELP {name} {what}\n# TYPE {name} {kind}\n");
+        self.families.push(Family { name: name.to_owned(), text });
+        self.families.len() - 1
     }
 
-    fn sample(&mut self, name: &str, labels: Labels<'_>, value: impl Display) {
+    fn sample(&mut self, at: usize, name: &str, labels: Labels<'_>, value: impl Display) {
         let mut all = String::new();
-        if name.starts_with("vllm:") {
-            let _ = write!(all, "model_name=\"{}\",engine=\"0\"", self.model);
+        if let Some(model) = self.model.as_ref().filter(|_| name.starts_with("vllm:")) {
+            let _ = write!(all, "model_name=\"{model}\",engine=\"0\"");
         }
         for (label, value) in labels {
             let comma = if all.is_empty() { "" } else { "," };
             let _ = write!(all, "{comma}{label}=\"{}\"", escaped(value));
         }
+        let Some(Family { text, .. }) = self.families.get_mut(at) else { return };
+        // Writing to a string does not fail.
         let _ = match all.is_empty() {
-            true => writeln!(self.text, "{name} {value}"),
-            false => writeln!(self.text, "{name}{{{all}}} {value}"),
+            true => writeln!(text, "{name} {value}"),
+            false => writeln!(text, "{name}{{{all}}} {value}"),
         };
     }
 }

@@ -13,12 +13,16 @@ mod exposition;
 mod foreign;
 mod generation;
 mod http;
+mod http_metrics;
 mod log_health;
 mod metrics;
+mod model_loader;
+mod model_name;
 mod model_store;
 mod parse;
 mod prepare_pool;
 mod process;
+mod registry;
 mod request_context;
 mod request_id;
 mod response_store;
@@ -42,8 +46,9 @@ pub use generation::constraint::{ReasoningLimit, ReasoningPart, constraint};
 pub use http::limits::Limits;
 pub use http::loading::Loading;
 pub use log_health::LogHealth;
+pub use model_loader::{AnyServed, LoadError, LoadedModel, MakeRoom, ModelEntry, ModelLoader, Models};
 pub use model_store::{ModelStore, PullProgress, StoreError};
-pub use served::{ModelCard, Served, ServedEncoder, ServedSpeech};
+pub use served::{ModelCard, ModelKind, Served, ServedEncoder, ServedSpeech};
 
 /// Server configuration.
 #[derive(Clone, Debug)]
@@ -66,8 +71,6 @@ pub struct Settings {
     pub private_health: bool,
     /// Health of the log writer.
     pub log: Arc<LogHealth>,
-    /// Facts about the model's files.
-    pub card: ModelCard,
     /// Commit this binary was built from, if known.
     pub commit: Option<&'static str>,
     /// Limits on memory and connections.
@@ -89,7 +92,6 @@ impl Default for Settings {
             drain: Duration::from_secs(30),
             private_health: false,
             log: Arc::default(),
-            card: ModelCard::default(),
             commit: None,
             limits: Limits::default(),
             trim: || {},
@@ -108,55 +110,28 @@ impl Settings {
     }
 }
 
-/// Serves a generative model until `stop` resolves, then until the requests in flight are answered or the drain time is
-/// over. New requests are refused meanwhile, and streams that do not finish in time end with an error.
+/// Serves models until `stop` resolves, then until the requests in flight are answered or the drain time is over. New
+/// requests are refused meanwhile, and streams that do not finish in time end with an error.
 pub async fn serve(
     listener: TcpListener,
-    served: Served,
-    settings: Settings,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), std::io::Error> {
-    serve_model(listener, served, settings, stop).await
-}
-
-/// [`serve`] for an encoder.
-pub async fn serve_encoder(
-    listener: TcpListener,
-    served: ServedEncoder,
-    settings: Settings,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), std::io::Error> {
-    serve_model(listener, served, settings, stop).await
-}
-
-/// [`serve`] for a speech-to-text model.
-pub async fn serve_speech(
-    listener: TcpListener,
-    served: ServedSpeech,
-    settings: Settings,
-    stop: impl Future<Output = ()> + Send + 'static,
-) -> Result<(), std::io::Error> {
-    serve_model(listener, served, settings, stop).await
-}
-
-async fn serve_model<M: endpoints::Kind>(
-    listener: TcpListener,
-    served: M,
+    models: impl Into<Models>,
     settings: Settings,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), std::io::Error> {
     let guard = http::guard::Guard::new(&settings, listener.local_addr()?)?;
-    let server = Arc::new(state::Server::new(served, settings, guard));
+    let shared = Arc::new(state::Shared::new(settings, guard));
+    let registry = registry::Registry::new(shared, models.into(), routes::build);
     let end = {
-        let server = server.clone();
+        let registry = registry.clone();
         async move {
             stop.await;
-            server.drain().await;
+            registry.drain().await;
         }
     };
-    let table = server.connection_table.clone();
-    let open = http::connection::accept(&listener, routes::router(server), table, end).await;
+    let table = registry.connection_table.clone();
+    let open = http::connection::accept(&listener, routes::router(registry.clone()), table, end).await;
     drop(listener);
     open.close().await;
+    registry.close().await;
     Ok(())
 }

@@ -1,17 +1,14 @@
 //! [`Metrics`]: counters and histograms, under vLLM's names, which routers and dashboards look for.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::http::Method;
 use tallow_engine::cache_tier::TierCounts;
 use tallow_engine::counts::StepSizes;
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{Done, EngineHandle};
 
-use crate::errors::ApiError;
 use crate::exposition::{Labels, Page};
 
 /// Bucket bounds in seconds.
@@ -25,9 +22,6 @@ const TOKENS: &[f64] =
 /// Bucket bounds in choices of a request.
 const CHOICES: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
-/// `handler` label of requests that matched no route.
-const NO_ROUTE: &str = "none";
-
 /// A histogram.
 #[derive(Debug)]
 struct Histogram {
@@ -65,12 +59,7 @@ impl Histogram {
     }
 }
 
-/// Answers by method, route and status.
-type Answered = BTreeMap<(&'static str, String, u16), u64>;
-/// Refused and failed requests by status and code.
-type Refused = BTreeMap<(u16, &'static str), u64>;
-
-/// Metrics of the server itself; the rest is the engine's.
+/// Metrics of a model's requests; the rest is the engine's.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     time_to_first_token: Histogram,
@@ -90,8 +79,6 @@ pub(crate) struct Metrics {
     reused: AtomicU64,
     /// Counts by [`REASONS`].
     ended: [AtomicU64; REASONS.len()],
-    answered: Mutex<Answered>,
-    refused: Mutex<Refused>,
 }
 
 impl Metrics {
@@ -137,8 +124,6 @@ impl Metrics {
             choices: Histogram::new("vllm:request_params_n", "Choices of a request.", CHOICES),
             reused: AtomicU64::new(0),
             ended: Default::default(),
-            answered: Mutex::default(),
-            refused: Mutex::default(),
         }
     }
 
@@ -186,22 +171,6 @@ impl Metrics {
         if let Some(at) = REASONS.iter().position(|known| *known == reason) {
             self.ended[at].fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    /// Records a request's HTTP status.
-    pub(crate) fn answered(&self, method: &Method, route: Option<&str>, status: u16) {
-        // Clients may invent methods.
-        let methods = ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"];
-        let method = methods.iter().find(|known| **known == method.as_str()).unwrap_or(&"OTHER");
-        let key = (*method, route.unwrap_or(NO_ROUTE).to_owned(), status);
-        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        *answered.entry(key).or_default() += 1;
-    }
-
-    /// Records a refused or failed request.
-    pub(crate) fn refused(&self, error: &ApiError) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        *refused.entry((error.status.as_u16(), error.code_name().unwrap_or("none"))).or_default() += 1;
     }
 
     /// Metrics of a generative model.
@@ -263,35 +232,6 @@ impl Metrics {
         engine(page, handle);
         self.success(page);
         self.end_to_end.write(page);
-    }
-
-    /// Metrics of requests, for any model.
-    pub(crate) fn of_requests(&self, page: &mut Page) {
-        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let refused: Vec<_> = refused.into_iter().map(|((s, code), n)| (s.to_string(), code, n)).collect();
-        let labels: Vec<_> =
-            refused.iter().map(|(s, code, _)| [("status", s.as_str()), ("code", *code)]).collect();
-        page.counters(
-            "vllm:request_refusals",
-            "Requests that were refused or failed before an answer began, by HTTP status and code.",
-            labels.iter().zip(&refused).map(|(labels, (.., n))| (labels.as_slice(), *n)),
-        );
-        let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let answered: Vec<_> =
-            answered.into_iter().map(|((method, route, s), n)| (method, route, s.to_string(), n)).collect();
-        let label = |(method, route, s, _): &'_ (&'static str, String, String, u64)| {
-            [("method", (*method).to_owned()), ("handler", route.clone()), ("status", s.clone())]
-        };
-        let owned: Vec<_> = answered.iter().map(label).collect();
-        let labels: Vec<Vec<(&str, &str)>> = owned
-            .iter()
-            .map(|all| all.iter().map(|(name, value)| (*name, value.as_str())).collect())
-            .collect();
-        page.counters(
-            "http_requests",
-            "Requests by method, route and HTTP status; 499 where the client went away before it was answered.",
-            labels.iter().zip(&answered).map(|(labels, (.., n))| (labels.as_slice(), *n)),
-        );
     }
 
     fn success(&self, page: &mut Page) {

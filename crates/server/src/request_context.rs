@@ -1,8 +1,9 @@
 //! [`RequestContext`]: server state of one request, from its head to the last byte of its answer.
 
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
@@ -30,6 +31,10 @@ pub(crate) struct RequestContext {
     pub(crate) client: ClientId,
     pub(crate) claim: Claim,
     pub(crate) connection: Arc<ConnectionSlot>,
+    /// Body that was read before it was known who processes it.
+    body: Mutex<Option<Vec<u8>>>,
+    /// Kept until the request has ended.
+    kept: Mutex<Option<Box<dyn Debug + Send>>>,
 }
 
 /// Headers that carry API keys.
@@ -59,7 +64,8 @@ impl RequestContext {
         let connection = request.extensions().get::<Arc<ConnectionSlot>>().cloned();
         let connection = connection.unwrap_or_else(|| Arc::new(ConnectionSlot::detached()));
         let client = client(&connection, request.headers(), has_keys);
-        Arc::new(RequestContext { client, claim: budget.claim(connection.clone()), connection })
+        let (body, kept) = (Mutex::default(), Mutex::default());
+        Arc::new(RequestContext { client, claim: budget.claim(connection.clone()), connection, body, kept })
     }
 
     /// Context of the request that this task handles.
@@ -75,6 +81,21 @@ impl RequestContext {
     /// [`RequestContext::scope`] for synchronous work.
     pub(crate) fn scope_sync<T>(self: &Arc<RequestContext>, work: impl FnOnce() -> T) -> T {
         CURRENT.sync_scope(self.clone(), work)
+    }
+
+    /// Leaves the request's body here for [`take_body`](Self::take_body).
+    pub(crate) fn leave_body(&self, bytes: Vec<u8>) {
+        *self.body.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
+    }
+
+    /// The body, if it was read before.
+    pub(crate) fn take_body(&self) -> Option<Vec<u8>> {
+        self.body.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Keeps something until the client has read the response.
+    pub(crate) fn keep(&self, what: impl Debug + Send + 'static) {
+        *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(what));
     }
 
     /// Keeps the claim until the client has read the response.

@@ -9,10 +9,11 @@ use std::task::{Context, Poll};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::handler::Handler as _;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
+use axum::routing::{any, on};
 use hyper::body::Body as _;
 
 use crate::access::Entry;
@@ -20,40 +21,107 @@ use crate::endpoints::{self, ENDPOINTS, Endpoint, Kind};
 use crate::errors::{ApiError, ErrorForm, quoted};
 use crate::foreign;
 use crate::http::guard::is_preflight;
+use crate::metrics::Metrics;
+use crate::model_loader::AnyServed;
+use crate::model_name::{Named, named};
+use crate::registry::{Handlers, Registry};
 use crate::request_id::{REQUEST_ID, request_id};
-use crate::state::{AnyServer, Server};
+use crate::served::ModelKind;
+use crate::state::{AnyServer, Endpoints, Server, Shared};
 
-/// All routes of a server whose model is of kind `M`.
-pub(crate) fn router<M: Kind>(server: Arc<Server<M>>) -> Router {
-    let any_server: Arc<AnyServer> = server.clone();
-    let mut router = Router::new();
-    for endpoint in ENDPOINTS {
-        let Endpoint { method, path, every, .. } = endpoint;
-        if let Some(handler) = every {
-            router = router.route(path, handler(method.filter()).with_state(any_server.clone()));
-        }
-        if let Some(handler) = M::handler(endpoint) {
-            router = router.route(path, handler(method.filter()).with_state(server.clone()));
+/// The server of a loaded model, and its handlers of the endpoints.
+pub(crate) fn build(
+    shared: Arc<Shared>,
+    metrics: Arc<Metrics>,
+    model: AnyServed,
+) -> (Arc<AnyServer>, Handlers) {
+    match model {
+        AnyServed::Generator(model) => build_kind(Server::new(shared, metrics, model)),
+        AnyServed::Encoder(model) => build_kind(Server::new(shared, metrics, model)),
+        AnyServed::Speech(model) => build_kind(Server::new(shared, metrics, model)),
+    }
+}
+
+fn build_kind<M: Kind>(server: Server<M>) -> (Arc<AnyServer>, Handlers) {
+    let server = Arc::new(server);
+    let of_endpoint = |endpoint: &Endpoint| {
+        Some(M::handler(endpoint)?(endpoint.method.filter()).with_state(server.clone()))
+    };
+    let handlers = ENDPOINTS.iter().map(of_endpoint).collect();
+    (server, handlers)
+}
+
+/// All routes of a server.
+pub(crate) fn router(registry: Arc<Registry>) -> Router {
+    let (mut router, kinds) = (Router::new(), registry.kinds());
+    for (at, endpoint) in ENDPOINTS.iter().enumerate() {
+        let (method, path) = (endpoint.method.filter(), endpoint.path);
+        if let Some(handler) = endpoint.server {
+            router = router.route(path, handler(method).with_state(registry.clone()));
+        } else if kinds.iter().any(|kind| kind.answers(endpoint)) {
+            let registry = registry.clone();
+            let handler = move |request| async move { of_model(&registry, at, request).await };
+            router = router.route(path, on(method, handler));
         }
     }
-    for (route, why) in refusals::<M>() {
+    for (route, why) in refusals(&kinds) {
         let error = ApiError::new(StatusCode::NOT_FOUND, why);
         router = router.route(route, any(move || async move { error }));
     }
     router
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
-        .layer(from_fn_with_state(any_server, every_request))
+        .layer(from_fn_with_state(registry, every_request))
 }
 
-/// Routes that only other kinds of model answer, and why `M` does not.
-fn refusals<M: Kind>() -> BTreeSet<(&'static str, String)> {
-    let others = ENDPOINTS.iter().filter(|e| e.every.is_none() && M::handler(e).is_none());
-    others.filter_map(|endpoint| Some((endpoint.refused_at?, endpoint.refusal::<M>()))).collect()
+/// Routes that only other kinds of model answer, and why those of the server do not.
+fn refusals(kinds: &[ModelKind]) -> BTreeSet<(&'static str, String)> {
+    let Some(first) = kinds.first() else { return BTreeSet::new() };
+    let is_answered = |e: &Endpoint| e.server.is_some() || kinds.iter().any(|kind| kind.answers(e));
+    let others = ENDPOINTS.iter().filter(|e| !is_answered(e));
+    let refusal = |e: &Endpoint| Some((e.refused_at?, e.refusal(*first, "the model of this server")));
+    others.filter_map(refusal).collect()
+}
+
+/// Has the model that a request names answer it.
+async fn of_model(registry: &Arc<Registry>, at: usize, request: Request) -> Result<Response, ApiError> {
+    let endpoint = &ENDPOINTS[at];
+    let ctx = registry.request_context(&request);
+    let (request, named) = match registry.is_single() {
+        // It checks the name itself.
+        true => (request, Named::default()),
+        false => named(request, &ctx).await?,
+    };
+    let model = match &named.model {
+        _ if registry.is_single() => Some(0),
+        Some(name) => Some(registry.find(name).await?),
+        None => registry.only(|kind| kind.answers(endpoint))?,
+    };
+    let status = model.and_then(|model| Some((model, registry.status(model)?)));
+    let Some((model, status)) = status else { return Err(no_answer(endpoint)) };
+    if !status.entry.kind.answers(endpoint) {
+        let why = endpoint.refusal(status.entry.kind, &format!("model {}", quoted(status.name())));
+        return Err(ApiError::new(StatusCode::NOT_FOUND, why));
+    }
+    let lease = registry.acquire(model).await?;
+    if let Some(keep_alive) = named.keep_alive {
+        registry.keep_alive(model, keep_alive);
+    }
+    let Some(handler) = lease.loaded.handlers.get(at).cloned().flatten() else {
+        return Err(no_answer(endpoint));
+    };
+    ctx.keep(lease);
+    Ok(ctx.scope(handler.call(request, ())).await)
+}
+
+/// None of the models is for an endpoint.
+fn no_answer(endpoint: &Endpoint) -> ApiError {
+    let why = format!("no model of this server answers at {}", endpoint.path);
+    ApiError::new(StatusCode::NOT_FOUND, why)
 }
 
 /// Middleware of every request: host and origin check, request id, access log, accounting.
-async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Request, next: Next) -> Response {
+async fn every_request(State(registry): State<Arc<Registry>>, mut request: Request, next: Next) -> Response {
     // An absolute-form request target overrides the `Host` header.
     let target = request.uri().authority().map(|to| HeaderValue::try_from(to.as_str()));
     if let Some(Ok(host)) = target
@@ -61,17 +129,17 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
     {
         request.headers_mut().insert(header::HOST, host);
     }
-    let ctx = server.request_context(&request);
+    let ctx = registry.request_context(&request);
     let id = request_id(request.headers());
     let form = ErrorForm::of(request.uri().path());
     let has_body = !request.body().is_end_stream();
-    let entry = Entry::new(&server.metrics, &request, &id);
-    let (mut response, reader) = match server.guard.origin(request.headers()) {
+    let entry = Entry::new(&registry.http_metrics, &request, &id);
+    let (mut response, reader) = match registry.guard.origin(request.headers()) {
         Err(error) => (error.into_response(), None),
         Ok(Some(reader)) if is_preflight(request.method(), request.headers()) => {
             (reader.preflight(request.headers(), endpoints::methods()), Some(reader))
         }
-        Ok(reader) => (entry.scope(ctx.scope(authorized(&server, request, next))).await, reader),
+        Ok(reader) => (entry.scope(ctx.scope(authorized(&registry, request, next))).await, reader),
     };
     if let Some(error) = response.extensions().get::<ApiError>().filter(|_| form != ErrorForm::OpenAi) {
         *response.body_mut() = Body::from(error.json_of(form));
@@ -86,7 +154,7 @@ async fn every_request(State(server): State<Arc<AnyServer>>, mut request: Reques
         // The body may not have been read: the connection is of no use for another request.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
-    if server.model.ready().is_err() {
+    if registry.ready().is_err() {
         // Makes the client reconnect elsewhere.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
@@ -100,9 +168,9 @@ fn is_early(status: StatusCode) -> bool {
 }
 
 /// Middleware of requests whose host and origin are allowed: API key check, panic containment.
-async fn authorized(server: &AnyServer, mut request: Request, next: Next) -> Response {
-    let open = endpoints::is_open(request.uri().path(), &server.settings);
-    match server.guard.key(request.headers()) {
+async fn authorized(registry: &Registry, mut request: Request, next: Next) -> Response {
+    let open = endpoints::is_open(request.uri().path(), &registry.settings);
+    match registry.guard.key(request.headers()) {
         Ok(caller) => drop(request.extensions_mut().insert(caller)),
         Err(_) if open => {}
         Err(error) => return error.into_response(),
@@ -147,28 +215,26 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::{Served, ServedEncoder, ServedSpeech};
-
-    fn own<M: Kind>() -> Vec<(&'static str, &'static str)> {
-        let answered = ENDPOINTS.iter().filter(|e| e.every.is_some() || M::handler(e).is_some());
-        answered.map(|e| (e.method.name(), e.path)).collect()
+    fn answered(kinds: &[ModelKind]) -> Vec<(&'static str, &'static str)> {
+        let is_answered = |e: &&Endpoint| e.server.is_some() || kinds.iter().any(|kind| kind.answers(e));
+        ENDPOINTS.iter().filter(is_answered).map(|e| (e.method.name(), e.path)).collect()
     }
 
-    /// Checks that axum would take the routes, and returns what the kind refuses.
-    fn refused<M: Kind>() -> Vec<String> {
-        let (own, refusals) = (own::<M>(), refusals::<M>());
+    /// Checks that axum would take the routes, and returns what is refused.
+    fn refused(kind: ModelKind) -> String {
+        let (own, refusals) = (answered(&[kind]), refusals(&[kind]));
         let different: BTreeSet<_> = own.iter().collect();
         assert_eq!(different.len(), own.len(), "an endpoint is there twice");
         let routes: BTreeSet<_> = refusals.iter().map(|(route, _)| route).collect();
         assert_eq!(routes.len(), refusals.len(), "a route is refused for two reasons");
         assert!(own.iter().all(|(_, path)| !routes.contains(path)), "a route is answered and refused");
-        refusals.into_iter().map(|(route, why)| format!("{route}: {why}")).collect()
+        let lines: Vec<String> = refusals.into_iter().map(|(route, why)| format!("{route}: {why}")).collect();
+        lines.join("\n")
     }
 
     #[test]
     fn models_refuse_what_other_kinds_are_for() {
-        let text = [refused::<Served>(), refused::<ServedEncoder>(), refused::<ServedSpeech>()];
-        insta::assert_snapshot!(text.map(|all| all.join("\n")).join("\n\n"), @r#"
+        insta::assert_snapshot!(ModelKind::ALL.map(refused).join("\n\n"), @r#"
         /api/embed: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
         /api/embeddings: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
         /classify: the model of this server computes no embeddings and classifies nothing; it has /v1/chat/completions and /v1/completions
@@ -200,7 +266,7 @@ mod tests {
 
     #[test]
     fn every_endpoint_is_answered_by_some_kind() {
-        let all = [own::<Served>(), own::<ServedEncoder>(), own::<ServedSpeech>()].concat();
+        let all = answered(&ModelKind::ALL);
         for Endpoint { method, path, .. } in ENDPOINTS {
             assert!(all.contains(&(method.name(), path)), "{path}");
         }

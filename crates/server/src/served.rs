@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tallow_engine::embedder::EmbedderHandle;
 use tallow_engine::handle::{EngineHandle, Failure};
+use tallow_engine::step_lock::StepLock;
 use tallow_engine::transcribe::Transcriber;
 use tallow_text::output::{OutputFormat, ToolFormat};
 use tallow_text::template::{ChatTemplate, ChatTemplates};
@@ -41,7 +42,22 @@ pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
         0
     }
     /// Writes its metrics.
-    fn metrics(&self, page: &mut Page, of_server: &Metrics);
+    fn metrics(&self, page: &mut Page, of_requests: &Metrics);
+}
+
+/// Kind of a model, by what it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ModelKind {
+    /// Generates text.
+    Generator,
+    /// Computes embeddings, the scores of a reranker, or classes.
+    Encoder,
+    /// Transcribes speech.
+    Speech,
+}
+
+impl ModelKind {
+    pub(crate) const ALL: [ModelKind; 3] = [ModelKind::Generator, ModelKind::Encoder, ModelKind::Speech];
 }
 
 /// Facts about a model's files, for clients.
@@ -123,6 +139,11 @@ impl ServedSpeech {
         let queue = queue.min(Semaphore::MAX_PERMITS);
         ServedSpeech { transcriber, queue, permits: Arc::new(Semaphore::new(queue)) }
     }
+
+    /// Has its engine compute its steps in turn with others that share the lock.
+    pub fn take_turns(&self, lock: StepLock) {
+        self.transcriber.handle.take_turns(lock);
+    }
 }
 
 impl Model for ServedSpeech {
@@ -158,9 +179,9 @@ impl Model for ServedSpeech {
         self.transcriber.handle.stats().page_faults.load(Ordering::Relaxed)
     }
 
-    fn metrics(&self, page: &mut Page, of_server: &Metrics) {
+    fn metrics(&self, page: &mut Page, of_requests: &Metrics) {
         let taken = self.queue.saturating_sub(self.permits.available_permits());
-        of_server.of_speech(page, &self.transcriber.handle, taken);
+        of_requests.of_speech(page, &self.transcriber.handle, taken);
     }
 }
 
@@ -204,8 +225,8 @@ impl Model for Served {
         self.handle.stats().page_faults.load(Ordering::Relaxed)
     }
 
-    fn metrics(&self, page: &mut Page, of_server: &Metrics) {
-        of_server.of_generator(page, &self.handle);
+    fn metrics(&self, page: &mut Page, of_requests: &Metrics) {
+        of_requests.of_generator(page, &self.handle);
     }
 }
 
@@ -234,7 +255,7 @@ impl Model for ServedEncoder {
         self.handle.drain(within);
     }
 
-    fn metrics(&self, page: &mut Page, of_server: &Metrics) {
-        of_server.of_encoder(page, &self.handle);
+    fn metrics(&self, page: &mut Page, of_requests: &Metrics) {
+        of_requests.of_encoder(page, &self.handle);
     }
 }

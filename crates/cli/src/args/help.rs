@@ -57,6 +57,7 @@ fn examples(command: &str) -> Option<&'static str> {
             "Examples:
   tallow serve qwen3:4b --port 8080
   tallow serve ./model.gguf --context 16384 --slots 4
+  tallow serve qwen3:4b nomic-embed-text whisper:small
   TALLOW_API_KEY=secret tallow serve qwen3:4b --host 0.0.0.0 --allow-host my-machine
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
       -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'"
@@ -67,6 +68,8 @@ fn examples(command: &str) -> Option<&'static str> {
   tallow pull Qwen/Qwen3-4B-GGUF:Q8_0
   tallow pull https://huggingface.co/Qwen/Qwen3-4B-GGUF"
         }
+        "ps" => "Examples:\n  tallow ps\n  tallow ps --port 9000 --json",
+        "stop" => "Examples:\n  tallow stop qwen3:4b",
         "search" => "Examples:\n  tallow search qwen3\n  tallow search embed",
         "convert" => {
             "Examples:

@@ -11,6 +11,34 @@ pub(crate) struct Pull {
     pub model: String,
 }
 
+/// Address of a running server.
+#[derive(Debug, Args)]
+pub(crate) struct ServerAddress {
+    /// Address of the server [default: 127.0.0.1]
+    #[arg(long, value_name = "ADDRESS")]
+    pub host: Option<String>,
+    /// Port of the server [default: 8080]
+    #[arg(short, long, value_name = "PORT")]
+    pub port: Option<u16>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ps {
+    #[command(flatten)]
+    pub server: ServerAddress,
+    /// Write JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stop {
+    /// The model, as the server calls it
+    pub model: String,
+    #[command(flatten)]
+    pub server: ServerAddress,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Search {
     /// Words that the name contains; without any, all short names

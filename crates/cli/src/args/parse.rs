@@ -56,9 +56,6 @@ fn plain(mut why: clap::Error) -> clap::Error {
                     "a table [models.\"NAME\"] in config.toml gives a model a name, a system prompt and settings of your own".into()
                 }
                 "push" => "models are uploaded by the hub's own program, hf".into(),
-                "ps" | "stop" => {
-                    "`tallow run` and `tallow serve` each have their one model; `tallow list` shows what is downloaded".into()
-                }
                 _ if is_model(OsStr::new(&given)) => format!("to chat with a model: tallow run {given}"),
                 _ => return why,
             };

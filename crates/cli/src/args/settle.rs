@@ -3,7 +3,7 @@
 use super::{Command, Run, Serve};
 use crate::Failed;
 use crate::lora::Lora;
-use crate::settings::Sources;
+use crate::settings::{Setting, Sources};
 
 impl Command {
     /// Resolves which model is meant. From here on `sources` has the configuration file's settings for it.
@@ -32,6 +32,8 @@ impl Command {
             Command::Imatrix(args) => &mut args.model,
             Command::Dump(args) => &mut args.model,
             Command::Schema(_)
+            | Command::Ps(_)
+            | Command::Stop(_)
             | Command::Search(_)
             | Command::List(_)
             | Command::Parse(_)
@@ -60,9 +62,15 @@ impl Run {
 
 impl Serve {
     fn settle(&mut self, sources: &mut Sources) -> Result<(), Failed> {
-        choose(&mut self.model, sources)?;
-        self.alias = sources.list("alias", std::mem::take(&mut self.alias))?;
-        self.lora = sources.list("lora", std::mem::take(&mut self.lora))?;
+        if self.model.is_empty() && self.models_file.is_none() && !self.on_demand {
+            self.model.extend(sources.find("model", None)?.map(|model: Setting<String>| model.value));
+        }
+        // The settings of several models are looked up for each of them.
+        if let ([model], None) = (self.model.as_mut_slice(), &self.models_file) {
+            sources.choose(model)?;
+            self.alias = sources.list("alias", std::mem::take(&mut self.alias))?;
+            self.lora = sources.list("lora", std::mem::take(&mut self.lora))?;
+        }
         Ok(())
     }
 }

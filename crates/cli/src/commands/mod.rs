@@ -12,6 +12,7 @@ pub(crate) mod pack;
 pub(crate) mod parse;
 pub(crate) mod perplexity;
 pub(crate) mod prompt;
+pub(crate) mod ps;
 pub(crate) mod reference;
 pub(crate) mod repl;
 pub(crate) mod run;

@@ -18,7 +18,8 @@ const MODELS: &str = "models";
 /// Sources in which settings are looked up.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sources {
-    file: Option<File>,
+    /// The configuration file, and the file of a server's models in front of it.
+    files: Vec<File>,
 }
 
 /// A configuration file: settings for all models, and `[models."NAME"]` tables for single ones, which take precedence.
@@ -36,30 +37,27 @@ impl Sources {
         let named = named.map(Path::to_path_buf).or_else(|| env::get("TALLOW_CONFIG").map(PathBuf::from));
         let path = named.clone().or_else(|| env::config_file().filter(|p| p.exists()));
         let Some(path) = path else { return Ok(Sources::default()) };
-        let text = std::fs::read_to_string(&path).map_err(|e| {
-            let why = unreadable(&e);
-            Failed::new(format!("the configuration file {} cannot be read: {why}", path.display()))
-        })?;
-        let all: Table = text.parse().map_err(|e| {
-            Failed::new(format!("the configuration file {} is not TOML: {e}", path.display()))
-        })?;
-        check(&path, "", all.iter().filter(|(key, _)| *key != MODELS))?;
-        let models = match all.get(MODELS) {
-            None => &Table::new(),
-            Some(Value::Table(models)) => models,
-            Some(_) => return Err(wrong_table(&path, MODELS)),
+        Ok(Sources { files: vec![File::read("the configuration file", path)?] })
+    }
+
+    /// The same with a file of a server's models, whose settings precede those of the configuration file. Returns the models'
+    /// names too.
+    pub(crate) fn with_models(mut self, path: PathBuf) -> Result<(Sources, Vec<String>), Failed> {
+        let file = File::read("the file of models", path)?;
+        let names = match file.all.get(MODELS) {
+            Some(Value::Table(models)) if !models.is_empty() => models.keys().cloned().collect(),
+            _ => {
+                let why = "has no models: each has a table [models.\"NAME\"], with `model` if NAME is one of your own";
+                return Err(Failed::new(format!("{} {why}", file.path.display())));
+            }
         };
-        for (model, own) in models {
-            let name = format!("[models.{model:?}] ");
-            let own = own.as_table().ok_or_else(|| wrong_table(&path, &name))?;
-            check(&path, &name, own.iter())?;
-        }
-        Ok(Sources { file: Some(File { path, all, own: None }) })
+        self.files.insert(0, file);
+        Ok((self, names))
     }
 
     /// The configuration file, if there is one.
     pub(crate) fn file(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| file.path.as_path())
+        self.files.last().map(|file| file.path.as_path())
     }
 
     /// Description of the configuration file, for users who ask where settings come from.
@@ -74,24 +72,8 @@ impl Sources {
     /// Selects the file's settings for a model, by the name that the user typed. A user-defined name, which is one
     /// whose table has a `model`, is replaced by that model.
     pub(crate) fn choose(&mut self, model: &mut String) -> Result<(), Failed> {
-        let Some(file) = &mut self.file else { return Ok(()) };
-        let Some(Value::Table(models)) = file.all.get(MODELS) else { return Ok(()) };
-        let exact = models.get_key_value(model.as_str());
-        let Some((name, Value::Table(own))) =
-            exact.or_else(|| models.iter().find(|(name, _)| is_same(name, model)))
-        else {
-            return Ok(());
-        };
-        file.own = Some((name.clone(), own.clone()));
-        if let Some(meant) = own.get("model") {
-            let what = || {
-                wrong(
-                    &format!("{}: [models.{name:?}] model", file.path.display()),
-                    meant,
-                    "a model's name is expected",
-                )
-            };
-            *model = meant.as_str().ok_or_else(what)?.to_owned();
+        for file in &mut self.files {
+            file.choose(model)?;
         }
         Ok(())
     }
@@ -147,10 +129,11 @@ impl Sources {
     }
 
     fn in_file(&self, name: &str) -> Option<(&Value, Origin)> {
-        let file = self.file.as_ref()?;
-        let own = file.own.as_ref().and_then(|(model, own)| Some((own.get(name)?, Some(model.clone()))));
-        let (value, model) = own.or_else(|| Some((file.all.get(name)?, None)))?;
-        Some((value, Origin::File(file.path.clone(), model)))
+        self.files.iter().find_map(|file| {
+            let own = file.own.as_ref().and_then(|(model, own)| Some((own.get(name)?, Some(model.clone()))));
+            let (value, model) = own.or_else(|| Some((file.all.get(name)?, None)))?;
+            Some((value, Origin::File(file.path.clone(), model)))
+        })
     }
 
     /// As [`find`](Self::find), else the built-in default.
@@ -179,6 +162,52 @@ impl Sources {
     {
         let model = model.map(|value| Setting { value, origin: Origin::Model });
         Ok(self.find(name, flag)?.or(model).unwrap_or(Setting { value: default, origin: Origin::BuiltIn }))
+    }
+}
+
+impl File {
+    fn read(what: &str, path: PathBuf) -> Result<File, Failed> {
+        let text = std::fs::read_to_string(&path).map_err(|e| {
+            let why = unreadable(&e);
+            Failed::new(format!("{what} {} cannot be read: {why}", path.display()))
+        })?;
+        let all: Table =
+            text.parse().map_err(|e| Failed::new(format!("{what} {} is not TOML: {e}", path.display())))?;
+        check(&path, "", all.iter().filter(|(key, _)| *key != MODELS))?;
+        let models = match all.get(MODELS) {
+            None => &Table::new(),
+            Some(Value::Table(models)) => models,
+            Some(_) => return Err(wrong_table(&path, MODELS)),
+        };
+        for (model, own) in models {
+            let name = format!("[models.{model:?}] ");
+            let own = own.as_table().ok_or_else(|| wrong_table(&path, &name))?;
+            check(&path, &name, own.iter())?;
+        }
+        Ok(File { path, all, own: None })
+    }
+
+    /// Selects the settings for a model, and replaces a user-defined name.
+    fn choose(&mut self, model: &mut String) -> Result<(), Failed> {
+        let Some(Value::Table(models)) = self.all.get(MODELS) else { return Ok(()) };
+        let exact = models.get_key_value(model.as_str());
+        let Some((name, Value::Table(own))) =
+            exact.or_else(|| models.iter().find(|(name, _)| is_same(name, model)))
+        else {
+            return Ok(());
+        };
+        self.own = Some((name.clone(), own.clone()));
+        if let Some(meant) = own.get("model") {
+            let what = || {
+                wrong(
+                    &format!("{}: [models.{name:?}] model", self.path.display()),
+                    meant,
+                    "a model's name is expected",
+                )
+            };
+            *model = meant.as_str().ok_or_else(what)?.to_owned();
+        }
+        Ok(())
     }
 }
 

@@ -20,5 +20,6 @@ mod parsing;
 mod run;
 mod schemas;
 mod serving;
+mod several;
 mod speech;
 mod structured;

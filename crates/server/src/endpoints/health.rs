@@ -7,7 +7,8 @@ use axum::response::Response;
 use serde::Serialize;
 
 use crate::errors::{ApiError, respond};
-use crate::state::AnyServer;
+use crate::registry::Registry;
+use crate::state::Endpoints;
 
 #[derive(Serialize)]
 struct Health {
@@ -18,15 +19,15 @@ struct Health {
 }
 
 /// Liveness: 200 while the engine runs.
-pub(crate) async fn health(State(server): State<Arc<AnyServer>>) -> Result<Response, ApiError> {
-    if !server.model.is_alive() {
+pub(crate) async fn health(State(server): State<Arc<Registry>>) -> Result<Response, ApiError> {
+    if !server.is_alive() {
         server.ready()?;
     }
     respond(&Health { status: "ok", problems: server.problems() })
 }
 
 /// Readiness: 200 while requests are taken.
-pub(crate) async fn ready(State(server): State<Arc<AnyServer>>) -> Result<Response, ApiError> {
+pub(crate) async fn ready(State(server): State<Arc<Registry>>) -> Result<Response, ApiError> {
     server.ready()?;
     respond(&Health { status: "ready", problems: server.problems() })
 }

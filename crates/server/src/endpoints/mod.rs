@@ -27,7 +27,8 @@ use std::sync::Arc;
 use axum::routing::{MethodFilter, MethodRouter, on};
 
 use crate::Settings;
-use crate::served::{Model, Served, ServedEncoder, ServedSpeech};
+use crate::registry::Registry;
+use crate::served::{Model, ModelKind, Served, ServedEncoder, ServedSpeech};
 use crate::state::Server;
 
 pub use chat::{ChatRequest, parse_chat_request};
@@ -46,12 +47,12 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
     post("/v1/responses", "chats, in the form of OpenAI's Responses API")
         .generator(|m| on(m, responses::create))
         .refused_at("/v1/responses"),
-    get("/v1/responses/{id}", "a response that was kept").generator(|m| on(m, responses::get)),
-    delete("/v1/responses/{id}", "deletes one").generator(|m| on(m, responses::delete)),
+    get("/v1/responses/{id}", "a response that was kept").server(|m| on(m, responses::get)),
+    delete("/v1/responses/{id}", "deletes one").server(|m| on(m, responses::delete)),
     post("/v1/responses/{id}/cancel", "ends one that is generated in the background")
-        .generator(|m| on(m, responses::cancel)),
+        .server(|m| on(m, responses::cancel)),
     get("/v1/responses/{id}/input_items", "the items of its request")
-        .generator(|m| on(m, responses::input_items)),
+        .server(|m| on(m, responses::input_items)),
     post("/v1/messages", "chats, in the form of Anthropic's API")
         .generator(|m| on(m, messages::messages))
         .refused_at("/v1/messages"),
@@ -69,16 +70,16 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
     post("/api/embeddings", "the embedding of one text, in the older form of Ollama's API")
         .encoder(|m| on(m, ollama::embed::embeddings))
         .refused_at("/api/embeddings"),
-    post("/api/show", "a model's facts, in the form of Ollama's API").every(|m| on(m, ollama::models::show)),
+    post("/api/show", "a model's facts, in the form of Ollama's API").server(|m| on(m, ollama::models::show)),
     post("/api/pull", "downloads a model, in the form of Ollama's API (`--allow-pull`)")
-        .every(|m| on(m, ollama::pull::pull)),
+        .server(|m| on(m, ollama::pull::pull)),
     delete("/api/delete", "removes a downloaded model, in the form of Ollama's API (`--allow-pull`)")
-        .every(|m| on(m, ollama::pull::delete)),
-    get("/api/tags", "the models, in the form of Ollama's API").every(|m| on(m, ollama::models::tags)),
+        .server(|m| on(m, ollama::pull::delete)),
+    get("/api/tags", "the models, in the form of Ollama's API").server(|m| on(m, ollama::models::tags)),
     get("/api/ps", "the models that are loaded, in the form of Ollama's API")
-        .every(|m| on(m, ollama::models::ps)),
+        .server(|m| on(m, ollama::models::ps)),
     get("/api/version", "the version of Ollama's API that is spoken")
-        .every(|m| on(m, ollama::models::version)),
+        .server(|m| on(m, ollama::models::version)),
     post("/v1/embeddings", "embeddings of texts and images")
         .encoder(|m| on(m, embeddings::embeddings))
         .is_task(),
@@ -102,7 +103,10 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
     get("/props", "the model's settings, in llama-server's form").generator(|m| on(m, native::props)),
     post("/chat/completions", "as with /v1").generator(|m| on(m, chat::chat)),
     post("/responses", "as with /v1").generator(|m| on(m, responses::create)),
-    get("/models", "as with /v1").every(|m| on(m, models::models)),
+    post("/models/load", "loads a model, in llama-server's form").server(|m| on(m, models::load)),
+    post("/models/unload", "unloads a model once it answers nobody, in llama-server's form")
+        .server(|m| on(m, models::unload)),
+    get("/models", "as with /v1").server(|m| on(m, models::models)),
     post("/embeddings", "as with /v1").encoder(|m| on(m, embeddings::embeddings)),
     post("/rerank", "as with /v1").encoder(|m| on(m, rerank::rerank)),
     post("/v2/rerank", "the same").encoder(|m| on(m, rerank::rerank)),
@@ -113,16 +117,16 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
     get("/lora-adapters", "the LoRA adapters that are loaded").generator(|m| on(m, adapters::list)),
     post("/v1/load_lora_adapter", "loads a LoRA adapter").generator(|m| on(m, adapters::load)),
     post("/v1/unload_lora_adapter", "unloads a LoRA adapter").generator(|m| on(m, adapters::unload)),
-    get("/v1/models", "the models that are served").every(|m| on(m, models::models)).on_start_page(),
-    get("/v1/models/{*id}", "one of them").every(|m| on(m, models::model)),
+    get("/v1/models", "the models that are served").server(|m| on(m, models::models)).on_start_page(),
+    get("/v1/models/{*id}", "one of them").server(|m| on(m, models::model)),
     get("/health", "whether the server is well")
-        .every(|m| on(m, health::health))
+        .server(|m| on(m, health::health))
         .access(Access::Probe)
         .on_start_page(),
-    get("/ready", "whether it takes requests").every(|m| on(m, health::ready)).access(Access::Probe),
-    get("/metrics", "what it does, for Prometheus").every(|m| on(m, metrics::metrics)).on_start_page(),
-    get("/version", "version and commit of the server").every(|m| on(m, version::version)),
-    get("/", "a page about the server").every(|m| on(m, start_page::start_page)).access(Access::Open),
+    get("/ready", "whether it takes requests").server(|m| on(m, health::ready)).access(Access::Probe),
+    get("/metrics", "what it does, for Prometheus").server(|m| on(m, metrics::metrics)).on_start_page(),
+    get("/version", "version and commit of the server").server(|m| on(m, version::version)),
+    get("/", "a page about the server").server(|m| on(m, start_page::start_page)).access(Access::Open),
 ];
 
 /// A row of [`ENDPOINTS`].
@@ -136,8 +140,8 @@ pub(crate) struct Endpoint {
     generator: Option<Handler<Served>>,
     encoder: Option<Handler<ServedEncoder>>,
     speech: Option<Handler<ServedSpeech>>,
-    /// Handler for all kinds of model.
-    pub(crate) every: Option<Handler<dyn Model>>,
+    /// Handler of the server as a whole, whatever its models are.
+    pub(crate) server: Option<ServerHandler>,
     /// True if it is what its kind of model is for.
     is_task: bool,
     /// Route at which other kinds of model say what they do instead; if `None` they do not know its path.
@@ -169,39 +173,55 @@ enum Access {
 /// Makes the route of a handler for a method.
 pub(crate) type Handler<M> = fn(MethodFilter) -> MethodRouter<Arc<Server<M>>>;
 
+/// The same for the server as a whole.
+pub(crate) type ServerHandler = fn(MethodFilter) -> MethodRouter<Arc<Registry>>;
+
 /// A kind of model, which has endpoints of its own.
 pub(crate) trait Kind: Model + Sized {
-    /// Completes "the model of this server …", where a request asks for what another kind of model does.
-    const INSTEAD: &'static str;
-    /// The word before the last of its tasks: `or` where each model has only one of them.
-    const CONJUNCTION: &'static str = "and";
-
     /// Handler of an endpoint for this kind of model.
     fn handler(endpoint: &Endpoint) -> Option<Handler<Self>>;
 }
 
 impl Kind for Served {
-    const INSTEAD: &'static str = "computes no embeddings and classifies nothing";
-
     fn handler(endpoint: &Endpoint) -> Option<Handler<Served>> {
         endpoint.generator
     }
 }
 
 impl Kind for ServedEncoder {
-    const INSTEAD: &'static str = "generates no text";
-    const CONJUNCTION: &'static str = "or";
-
     fn handler(endpoint: &Endpoint) -> Option<Handler<ServedEncoder>> {
         endpoint.encoder
     }
 }
 
 impl Kind for ServedSpeech {
-    const INSTEAD: &'static str = "transcribes speech";
-
     fn handler(endpoint: &Endpoint) -> Option<Handler<ServedSpeech>> {
         endpoint.speech
+    }
+}
+
+impl ModelKind {
+    /// True if models of this kind answer an endpoint.
+    pub(crate) fn answers(self, endpoint: &Endpoint) -> bool {
+        match self {
+            ModelKind::Generator => endpoint.generator.is_some(),
+            ModelKind::Encoder => endpoint.encoder.is_some(),
+            ModelKind::Speech => endpoint.speech.is_some(),
+        }
+    }
+
+    /// What such a model says of itself where it is asked for what another kind does.
+    fn instead(self) -> &'static str {
+        match self {
+            ModelKind::Generator => "computes no embeddings and classifies nothing",
+            ModelKind::Encoder => "generates no text",
+            ModelKind::Speech => "transcribes speech",
+        }
+    }
+
+    /// The word before the last of its tasks: `or` where each model has only one of them.
+    fn conjunction(self) -> &'static str {
+        if self == ModelKind::Encoder { "or" } else { "and" }
     }
 }
 
@@ -225,7 +245,7 @@ const fn row(method: Method, path: &'static str, what: &'static str) -> Endpoint
         generator: None,
         encoder: None,
         speech: None,
-        every: None,
+        server: None,
         is_task: false,
         refused_at: None,
         access: Access::Key,
@@ -249,9 +269,9 @@ impl Endpoint {
         Endpoint { speech: Some(handler), ..self }
     }
 
-    /// Adds the handler for every kind of model.
-    const fn every(self, handler: Handler<dyn Model>) -> Endpoint {
-        Endpoint { every: Some(handler), ..self }
+    /// The server answers it, whatever its models are.
+    const fn server(self, handler: ServerHandler) -> Endpoint {
+        Endpoint { server: Some(handler), ..self }
     }
 
     /// It is what its kind of model is for: other kinds refuse it and say what they do.
@@ -272,17 +292,16 @@ impl Endpoint {
         Endpoint { on_start_page: true, ..self }
     }
 
-    /// Why a model of kind `M` refuses it.
-    pub(crate) fn refusal<M: Kind>(&self) -> String {
+    /// Why a model, described by `subject`, does not answer it.
+    pub(crate) fn refusal(&self, kind: ModelKind, subject: &str) -> String {
         if self.speech.is_some() {
-            return "the model of this server does not transcribe audio; serve a speech model for that"
-                .into();
+            return format!("{subject} does not transcribe audio; serve a speech model for that");
         }
-        let (instead, conjunction) = (M::INSTEAD, M::CONJUNCTION);
-        let tasks = ENDPOINTS.iter().filter(|e| e.is_task && M::handler(e).is_some());
+        let tasks = ENDPOINTS.iter().filter(|e| e.is_task && kind.answers(e));
         let mut tasks: Vec<&str> = tasks.map(|e| e.path).collect();
         let last = tasks.pop().unwrap_or_default();
-        format!("the model of this server {instead}; it has {} {conjunction} {last}", tasks.join(", "))
+        let (instead, conjunction) = (kind.instead(), kind.conjunction());
+        format!("{subject} {instead}; it has {} {conjunction} {last}", tasks.join(", "))
     }
 
     /// Kinds of model that answer it, for the documentation.
@@ -291,7 +310,7 @@ impl Endpoint {
             (self.generator.is_some(), "generative"),
             (self.encoder.is_some(), "encoder"),
             (self.speech.is_some(), "speech"),
-            (self.every.is_some(), "all"),
+            (self.server.is_some(), "all"),
         ];
         kinds.iter().filter(|(has, _)| *has).map(|(_, kind)| *kind).collect::<Vec<_>>().join(", ")
     }

@@ -23,7 +23,7 @@ use crate::http::guard::Caller;
 use crate::metrics::TrackedRequest;
 use crate::parse::multipart::{MultipartForm, boundary};
 use crate::served::Model;
-use crate::state::{ActiveRequest, Server};
+use crate::state::{ActiveRequest, Endpoints, Server};
 use crate::transcript::{Format, Transcript};
 
 /// Longest body in bytes: OpenAI's limit of 25 MiB for the file, and 64 KiB for the other fields.

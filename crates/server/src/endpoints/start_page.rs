@@ -8,20 +8,24 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 
 use super::{ENDPOINTS, Endpoint};
-use crate::state::AnyServer;
+use crate::registry::Registry;
 
-pub(crate) async fn start_page(State(server): State<Arc<AnyServer>>, headers: HeaderMap) -> Response {
+pub(crate) async fn start_page(State(server): State<Arc<Registry>>, headers: HeaderMap) -> Response {
     // Clients without a key must not learn what is served.
-    let names = if server.settings.api_keys.is_empty() { server.model.names() } else { &[] };
+    let names = if server.settings.api_keys.is_empty() { models(&server) } else { Vec::new() };
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if accepts.contains("text/html") {
         let policy = "default-src 'none'; style-src 'unsafe-inline'";
         let headers =
             [(header::CONTENT_TYPE, "text/html; charset=utf-8"), (header::CONTENT_SECURITY_POLICY, policy)];
-        return (headers, html(names.first().map(String::as_str))).into_response();
+        return (headers, html(&names)).into_response();
     }
-    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text(names.first().map(String::as_str)))
-        .into_response()
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text(&names)).into_response()
+}
+
+/// Primary names of the models.
+fn models(server: &Registry) -> Vec<String> {
+    server.statuses().iter().map(|status| status.name().to_owned()).collect()
 }
 
 /// Endpoints listed on the page.
@@ -30,10 +34,16 @@ fn listed() -> impl Iterator<Item = (String, &'static str)> {
     endpoints.map(|Endpoint { method, path, what, .. }| (format!("{} {path}", method.name()), *what))
 }
 
-fn text(name: Option<&str>) -> String {
+fn text(names: &[String]) -> String {
     let mut page = format!("Tallow {} is running.\n", env!("CARGO_PKG_VERSION"));
-    if let Some(name) = name {
-        let _ = writeln!(page, "Model: {name}");
+    match names {
+        [] => {}
+        [name] => {
+            let _ = writeln!(page, "Model: {name}");
+        }
+        names => {
+            let _ = writeln!(page, "Models: {}", names.join(", "));
+        }
     }
     for (route, what) in listed() {
         let _ = writeln!(page, "{route}: {what}");
@@ -41,14 +51,15 @@ fn text(name: Option<&str>) -> String {
     page
 }
 
-fn html(name: Option<&str>) -> String {
+fn html(names: &[String]) -> String {
     let mut page = String::from(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Tallow</title>\
          <style>body{font:16px/1.5 system-ui,sans-serif;max-width:40em;margin:3em auto;padding:0 1em}\
          code{background:#8882;padding:.1em .3em;border-radius:3px}</style><h1>Tallow is running</h1>",
     );
-    if let Some(name) = name {
-        let _ = write!(page, "<p>It serves <code>{}</code>.</p>", escaped(name));
+    if !names.is_empty() {
+        let names: Vec<String> = names.iter().map(|name| format!("<code>{}</code>", escaped(name))).collect();
+        let _ = write!(page, "<p>It serves {}.</p>", names.join(", "));
     }
     page += "<p>Its API is OpenAI's: give a client this address with <code>/v1</code> behind it.</p><ul>";
     for (route, what) in listed() {

@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde::Serialize;
 
 use crate::errors::{ApiError, respond};
-use crate::state::AnyServer;
+use crate::registry::Registry;
 
 #[derive(Serialize)]
 struct Version {
@@ -17,6 +17,6 @@ struct Version {
     commit: Option<&'static str>,
 }
 
-pub(crate) async fn version(State(server): State<Arc<AnyServer>>) -> Result<Response, ApiError> {
+pub(crate) async fn version(State(server): State<Arc<Registry>>) -> Result<Response, ApiError> {
     respond(&Version { version: env!("CARGO_PKG_VERSION"), commit: server.settings.commit })
 }

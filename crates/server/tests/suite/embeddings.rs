@@ -12,7 +12,7 @@ use tallow_core::Arithmetic;
 use tallow_cpu::{Cpu, Isa};
 use tallow_engine::embedder::{EmbedderInfo, EncoderRunner, PoolingTask, RunningEmbedder, spawn};
 use tallow_models::encoder::{Encoder, EncoderModel, Inputs};
-use tallow_server::{ServedEncoder, Settings, serve_encoder};
+use tallow_server::{ServedEncoder, Settings};
 use tallow_support::{golden, image_encoder, json, tensors, text_encoder};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -74,7 +74,7 @@ fn serve_folder(make: impl FnOnce(&Path), queue: usize) -> EncoderServer {
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let served = ServedEncoder { handle: handle.clone() };
-    runtime.spawn(serve_encoder(listener, served, Settings::default(), async { drop(stopped.await) }));
+    runtime.spawn(tallow_server::serve(listener, served, Settings::default(), async { drop(stopped.await) }));
     EncoderServer { address, handle, folder, _runtime: runtime, _stop: stop }
 }
 

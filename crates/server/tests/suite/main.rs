@@ -21,6 +21,7 @@ mod requests;
 mod responses;
 mod routes;
 mod running;
+mod several;
 mod streams;
 mod thinking;
 mod tools;

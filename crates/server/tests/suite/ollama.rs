@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tallow_engine::sim;
-use tallow_server::{ModelCard, Settings};
+use tallow_server::ModelCard;
 
 use crate::common::agent::{ANSWER, answering, may_answer, pretty, prompt, refusals, request, templates};
 use crate::common::bodies::with;
@@ -160,13 +160,8 @@ fn described() -> TestServer {
         bytes: 639_446_688,
         format: "gguf",
     };
-    let settings = Settings { card, ..Settings::default() };
-    ServerBuilder {
-        templates: templates(),
-        settings,
-        ..ServerBuilder::new(sim::start(info(), script(&hello())))
-    }
-    .start()
+    ServerBuilder { templates: templates(), card, ..ServerBuilder::new(sim::start(info(), script(&hello()))) }
+        .start()
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `/api/tags`, `/api/ps`, `/api/show` and `/api/version`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -8,10 +9,11 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::body::read_json;
-use crate::clock::rfc3339_of;
+use crate::clock::{rfc3339_of, unix_time};
 use crate::errors::{ApiError, respond};
 use crate::parse::fields::Fields;
-use crate::state::AnyServer;
+use crate::registry::{ModelStatus, Registry};
+use crate::served::{ModelCard, ModelKind};
 
 /// Version of Ollama's API that is spoken: clients ask for it to learn which fields they may use.
 const API_VERSION: &str = "0.12.11";
@@ -34,7 +36,7 @@ struct Listed {
     digest: String,
     details: Details,
     #[serde(skip_serializing_if = "Option::is_none")]
-    expires_at: Option<&'static str>,
+    expires_at: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     context_length: Option<usize>,
 }
@@ -67,8 +69,7 @@ struct Version {
     tallow: &'static str,
 }
 
-fn details(server: &AnyServer) -> Details {
-    let card = &server.settings.card;
+fn details(card: &ModelCard) -> Details {
     Details {
         parent_model: "",
         format: card.format,
@@ -87,36 +88,44 @@ pub(super) fn digest(name: &str) -> String {
     (0..4).map(|i| format!("{:016x}", word(i))).collect()
 }
 
-fn listed(server: &AnyServer, name: &str) -> Listed {
+fn listed(card: &ModelCard, name: &str) -> Listed {
     Listed {
         name: name.to_owned(),
         model: name.to_owned(),
         modified_at: None,
-        size: server.settings.card.bytes,
+        size: card.bytes,
         digest: digest(name),
-        details: details(server),
+        details: details(card),
         expires_at: None,
         context_length: None,
     }
 }
 
-fn names(server: &AnyServer) -> Vec<String> {
-    server.model.names().iter().cloned().chain(server.model.adapters()).collect()
-}
-
-pub(crate) async fn tags(State(server): State<Arc<AnyServer>>) -> Result<Response, ApiError> {
+pub(crate) async fn tags(State(server): State<Arc<Registry>>) -> Result<Response, ApiError> {
     let modified = rfc3339_of(server.since);
-    let one = |name: &String| Listed { modified_at: Some(modified.clone()), ..listed(&server, name) };
-    respond(&Models { models: names(&server).iter().map(one).collect() })
+    let of_model = |status: &ModelStatus| -> Vec<Listed> {
+        let one = |name: &String| Listed {
+            modified_at: Some(modified.clone()),
+            ..listed(&status.entry.card, name)
+        };
+        status.names().iter().map(one).collect()
+    };
+    respond(&Models { models: server.statuses().iter().flat_map(of_model).collect() })
 }
 
-pub(crate) async fn ps(State(server): State<Arc<AnyServer>>) -> Result<Response, ApiError> {
-    let one = |name: &String| Listed {
-        expires_at: Some(NEVER),
-        context_length: Some(server.model.context()),
-        ..listed(&server, name)
+pub(crate) async fn ps(State(server): State<Arc<Registry>>) -> Result<Response, ApiError> {
+    let of_model = |status: &ModelStatus| -> Vec<Listed> {
+        let Some(loaded) = &status.loaded else { return Vec::new() };
+        let after = |expires_in: Duration| rfc3339_of(unix_time() + expires_in.as_secs());
+        let expires_at = status.expires_in.map_or(NEVER.to_owned(), after);
+        let one = |name: &String| Listed {
+            expires_at: Some(expires_at.clone()),
+            context_length: Some(loaded.server.model.context()),
+            ..listed(&status.entry.card, name)
+        };
+        status.names().iter().map(one).collect()
     };
-    respond(&Models { models: names(&server).iter().map(one).collect() })
+    respond(&Models { models: server.statuses().iter().flat_map(of_model).collect() })
 }
 
 pub(crate) async fn version() -> Result<Response, ApiError> {
@@ -124,38 +133,45 @@ pub(crate) async fn version() -> Result<Response, ApiError> {
 }
 
 pub(crate) async fn show(
-    State(server): State<Arc<AnyServer>>,
+    State(server): State<Arc<Registry>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let shown = read_json(&server, request).await?.process(&server, |server, body| {
+    let read = |server: &Registry, body: Vec<u8>| {
         let mut fields = Fields::body(&body)?;
-        let names = names(server);
-        let model = super::model(&mut fields, &names)?;
+        let model = super::model(&mut fields, &server.names())?;
         fields.flag("verbose")?;
         fields.text("system")?;
         fields.text("template")?;
         fields.take("options");
         fields.finish()?;
-        let model = model.ok_or_else(|| ApiError::field("model", "model is missing"))?;
-        if !names.contains(&model) {
-            return Err(ApiError::no_model(&model, &names));
-        }
-        let card = &server.settings.card;
-        let family = card.family.as_str();
-        let model_info = [
-            ("general.architecture".to_owned(), json!(family)),
-            ("general.parameter_count".to_owned(), json!(card.parameters)),
-            (format!("{family}.context_length"), json!(server.model.context())),
-        ];
-        Ok(Shown {
-            modelfile: format!("FROM {model}\n"),
-            parameters: "",
-            template: server.model.template().unwrap_or_default(),
-            details: details(server),
-            model_info: model_info.into_iter().collect(),
-            capabilities: server.model.capabilities(),
-            modified_at: rfc3339_of(server.since),
-        })
-    });
-    respond(&shown.await?)
+        model.ok_or_else(|| ApiError::field("model", "model is missing"))
+    };
+    let model = read_json(&server, request).await?.process(&server, read).await?;
+    let status = server.status(server.find(&model).await?);
+    let status = status.ok_or_else(|| ApiError::no_model(&model, &server.names()))?;
+    let card = &status.entry.card;
+    let family = card.family.as_str();
+    let mut model_info = Map::from_iter([
+        ("general.architecture".to_owned(), json!(family)),
+        ("general.parameter_count".to_owned(), json!(card.parameters)),
+    ]);
+    let of_loaded = status.loaded.as_ref().map(|loaded| &loaded.server.model);
+    if let Some(loaded) = of_loaded {
+        model_info.insert(format!("{family}.context_length"), json!(loaded.context()));
+    }
+    let usual = match status.entry.kind {
+        ModelKind::Generator => "completion",
+        ModelKind::Encoder => "embedding",
+        ModelKind::Speech => "audio",
+    };
+    respond(&Shown {
+        modelfile: format!("FROM {model}\n"),
+        parameters: "",
+        template: of_loaded.and_then(|loaded| loaded.template()).unwrap_or_default(),
+        details: details(card),
+        model_info,
+        // More of them are known when it is loaded.
+        capabilities: of_loaded.map_or(vec![usual], |loaded| loaded.capabilities()),
+        modified_at: rfc3339_of(server.since),
+    })
 }

@@ -21,8 +21,8 @@ use crate::body::read_json;
 use crate::errors::{ApiError, ErrorForm, respond};
 use crate::model_store::{ModelStore, PullProgress, StoreError};
 use crate::parse::fields::Fields;
-use crate::served::Model;
-use crate::state::{ActiveRequest, AnyServer};
+use crate::registry::Registry;
+use crate::state::ActiveRequest;
 
 /// Longest name in bytes.
 const MAX_NAME: usize = 1024;
@@ -71,10 +71,10 @@ type Told = Result<Line, ApiError>;
 
 /// `POST /api/pull`
 pub(crate) async fn pull(
-    State(server): State<Arc<AnyServer>>,
+    State(server): State<Arc<Registry>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let read = |server: &AnyServer, body: Vec<u8>| {
+    let read = |server: &Registry, body: Vec<u8>| {
         let (store, mut fields) = (allowed(server)?, Fields::body(&body)?);
         let name = named(&mut fields)?;
         let stream = fields.flag("stream")?.unwrap_or(true);
@@ -135,10 +135,10 @@ fn download(store: &dyn ModelStore, name: &str, tell: &mpsc::Sender<Told>, _perm
 
 /// `DELETE /api/delete`
 pub(crate) async fn delete(
-    State(server): State<Arc<AnyServer>>,
+    State(server): State<Arc<Registry>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let remove = |server: &AnyServer, body: Vec<u8>| {
+    let remove = |server: &Registry, body: Vec<u8>| {
         let (store, mut fields) = (allowed(server)?, Fields::body(&body)?);
         let name = named(&mut fields)?;
         fields.finish()?;
@@ -149,7 +149,7 @@ pub(crate) async fn delete(
 }
 
 /// The models, if clients may change them.
-fn allowed(server: &AnyServer) -> Result<Arc<dyn ModelStore>, ApiError> {
+fn allowed(server: &Registry) -> Result<Arc<dyn ModelStore>, ApiError> {
     server.settings.models.clone().ok_or_else(|| {
         let why = "clients may not download or remove models here; start the server with --allow-pull to allow it, or use \
                    `tallow pull` and `tallow rm`";
@@ -178,7 +178,7 @@ fn failed(error: StoreError) -> ApiError {
 struct Lines {
     told: mpsc::Receiver<Told>,
     drain_over: Pin<Box<dyn Future<Output = ()> + Send>>,
-    _active: ActiveRequest<dyn Model>,
+    _active: ActiveRequest<Registry>,
 }
 
 impl Lines {

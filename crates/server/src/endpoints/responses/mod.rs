@@ -20,6 +20,7 @@ use crate::generation::protocol::Protocol;
 use crate::generation::responses::ResponseRequest;
 use crate::generation::run::{Job, run};
 use crate::http::guard::Caller;
+use crate::registry::Registry;
 use crate::request_context::RequestContext;
 use crate::request_id::unique;
 use crate::response_store::{Item, StoredResponse};
@@ -128,7 +129,7 @@ fn path_id(path: Result<Path<String>, PathRejection>) -> Result<String, ApiError
 }
 
 pub(crate) async fn get(
-    State(server): State<Arc<Server>>,
+    State(server): State<Arc<Registry>>,
     path: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -144,7 +145,7 @@ pub(crate) async fn get(
 }
 
 pub(crate) async fn delete(
-    State(server): State<Arc<Server>>,
+    State(server): State<Arc<Registry>>,
     path: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -154,7 +155,7 @@ pub(crate) async fn delete(
 }
 
 pub(crate) async fn cancel(
-    State(server): State<Arc<Server>>,
+    State(server): State<Arc<Registry>>,
     path: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -175,7 +176,7 @@ pub(crate) async fn cancel(
 }
 
 pub(crate) async fn input_items(
-    State(server): State<Arc<Server>>,
+    State(server): State<Arc<Registry>>,
     path: Result<Path<String>, PathRejection>,
     request: Request,
 ) -> Result<Response, ApiError> {

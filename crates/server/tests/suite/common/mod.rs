@@ -15,7 +15,7 @@ use tallow_engine::handle::{Command, Done, EngineHandle, Event, Finish, Info, Re
 use tallow_engine::sampler::Sampling;
 use tallow_engine::service::Message;
 use tallow_engine::sim::{self, Script};
-use tallow_server::{LogHealth, Served, Settings};
+use tallow_server::{LogHealth, ModelCard, Models, Served, Settings};
 use tallow_support::PATIENCE;
 use tallow_text::template::ChatTemplates;
 use tallow_text::tokenizer::{Special, Tokenizer};
@@ -177,6 +177,7 @@ pub(crate) struct ServerBuilder {
     pub(crate) handle: EngineHandle,
     pub(crate) templates: Option<ChatTemplates>,
     pub(crate) max_tokens: Option<usize>,
+    pub(crate) card: ModelCard,
     pub(crate) settings: Settings,
     pub(crate) bind: &'static str,
 }
@@ -188,13 +189,14 @@ impl ServerBuilder {
             handle,
             templates,
             max_tokens: None,
+            card: ModelCard::default(),
             settings: Settings::default(),
             bind: "127.0.0.1:0",
         }
     }
 
     pub(crate) fn start(self) -> TestServer {
-        let ServerBuilder { handle, templates, max_tokens, settings, bind } = self;
+        let ServerBuilder { handle, templates, max_tokens, card, settings, bind } = self;
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind(bind)).unwrap();
@@ -203,7 +205,8 @@ impl ServerBuilder {
         let served = Served { handle: handle.clone(), templates, tool_format: None, max_tokens };
         let log = settings.log.clone();
         let stopped = async { drop(stopped.await) };
-        let served = runtime.spawn(tallow_server::serve(listener, served, settings, stopped));
+        let models = Models::one(served, card);
+        let served = runtime.spawn(tallow_server::serve(listener, models, settings, stopped));
         TestServer { address, handle, log, runtime, stop: Some(stop), served: Some(served) }
     }
 }

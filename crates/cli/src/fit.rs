@@ -15,8 +15,8 @@ pub(crate) trait Host {
         free
     }
 
-    /// Makes room on a device. Returns false if there is no more to be had.
-    fn make_room(&self, _device: &Device) -> bool {
+    /// Makes room on a device, where so many bytes are missing. Returns false if there is no more to be had.
+    fn make_room(&self, _device: &Device, _missing: u64) -> bool {
         false
     }
 
@@ -52,7 +52,7 @@ pub(crate) fn on_one_of<T>(
     let plan = |device: &Device| loop {
         let mut plan = plan(device);
         plan.memory = plan.memory.map(|m| Memory { free: host.available(device, m.free), ..m });
-        if plan.fits() || !host.make_room(device) {
+        if plan.fits() || !host.make_room(device, plan.missing()) {
             return plan;
         }
     };

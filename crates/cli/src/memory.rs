@@ -297,6 +297,12 @@ impl Plan {
         self.fits_among(1)
     }
 
+    /// Bytes that are not free, and would have to be.
+    pub(crate) fn missing(&self) -> u64 {
+        let usable = self.memory.map_or(u64::MAX, |m| (m.free as f64 * (1.0 - HEADROOM)) as u64);
+        self.total().saturating_sub(usable)
+    }
+
     /// True if it fits into its share, where so many models share the memory.
     fn fits_among(&self, models: usize) -> bool {
         let share = (1.0 - HEADROOM) / models.max(1) as f64;

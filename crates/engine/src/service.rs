@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::admission::{Admission, Reply, Ticket};
 use crate::counts::StepCounts;
 use crate::failure::Failure;
-use crate::step_lock::StepLock;
+use crate::step_lock::{StepLock, Turn};
 
 mod batch;
 
@@ -222,6 +222,8 @@ pub(crate) struct Service<W: Worker> {
     worker: W,
     /// Deadline of draining, once draining has begun.
     deadline: Option<Instant>,
+    /// Held while it computes, where engines share the CPU.
+    turn: Option<Turn>,
 }
 
 impl<W: Worker> Service<W> {
@@ -231,12 +233,13 @@ impl<W: Worker> Service<W> {
         worker: impl FnOnce(SharedOf<W>) -> W,
     ) -> Service<W> {
         let worker = worker(guard.0.clone());
-        Service { guard, messages, worker, deadline: None }
+        Service { guard, messages, worker, deadline: None, turn: None }
     }
 
     /// Serves until all handles are dropped, draining is done, or the device is lost.
     pub(crate) fn run(mut self) {
         let why = self.serve();
+        self.turn = None;
         // No requests are accepted from here on. Those that are left, queued or the worker's, get the reason.
         self.guard.end(why);
         self.worker.stop();
@@ -256,8 +259,10 @@ impl<W: Worker> Service<W> {
 
     /// Completes the step that is under way, and runs or begins the next.
     fn step(&mut self) -> Result<(), Lost> {
-        let shared = self.guard.0.clone();
-        let _turn = shared.step_lock.get().map(StepLock::turn);
+        self.turn = self.turn.take().filter(|turn| !turn.is_over());
+        if let Some(lock) = self.guard.step_lock.get().filter(|_| self.turn.is_none()) {
+            self.turn = Some(lock.turn());
+        }
         self.worker.complete()?;
         // What has come meanwhile need not wait for another step.
         while let Ok(message) = self.messages.try_recv() {
@@ -277,6 +282,9 @@ impl<W: Worker> Service<W> {
     fn listen(&mut self) -> bool {
         loop {
             let idle = self.worker.is_idle();
+            if idle {
+                self.turn = None;
+            }
             if self.deadline.is_some_and(|end| idle || Instant::now() >= end) {
                 return false;
             }

@@ -1,11 +1,16 @@
-//! [`StepLock`]: engines on the same CPU compute one step at a time, in turn.
+//! [`StepLock`]: engines on the same CPU compute in turn.
 //!
 //! Each engine has threads for all of the CPU's cores. If several computed at once, threads would lose their cores to each
 //! other, and every op would wait for the slowest: two engines together would be slower than one after the other. So an
-//! engine computes a step with all cores, and then it is the next one's turn. A step of a prompt is limited in its time
-//! ([`step_budget`](crate::step_budget)), so that none waits for long.
+//! engine computes a step with all cores, or as many as fit into [`QUANTUM`], and then it is the next one's turn: a model whose
+//! steps are short would otherwise wait for a long step of each other model after each of its own. A step of a prompt is
+//! limited in its time ([`step_budget`](crate::step_budget)), so that none waits for long.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time after which a turn ends with the step that is under way.
+const QUANTUM: Duration = Duration::from_millis(20);
 
 /// A lock that is granted in the order in which it is asked for. Clones are the same lock.
 #[derive(Clone, Debug, Default)]
@@ -25,9 +30,19 @@ struct Numbers {
     turn: u64,
 }
 
-/// Held during a step.
+/// Held during the steps of a turn.
 #[derive(Debug)]
-pub(crate) struct Turn<'a>(&'a Line);
+pub(crate) struct Turn {
+    line: Arc<Line>,
+    begun: Instant,
+}
+
+impl Turn {
+    /// True if the next step is another engine's.
+    pub(crate) fn is_over(&self) -> bool {
+        self.begun.elapsed() >= QUANTUM
+    }
+}
 
 impl Line {
     fn numbers(&self) -> MutexGuard<'_, Numbers> {
@@ -37,29 +52,33 @@ impl Line {
 
 impl StepLock {
     /// Waits until it is this thread's turn.
-    pub(crate) fn turn(&self) -> Turn<'_> {
+    pub(crate) fn turn(&self) -> Turn {
         let mut numbers = self.0.numbers();
         let own = numbers.given;
         numbers.given += 1;
         let of_others = |numbers: &mut Numbers| numbers.turn != own;
         drop(self.0.next.wait_while(numbers, of_others).unwrap_or_else(PoisonError::into_inner));
-        Turn(&self.0)
+        Turn { line: self.0.clone(), begun: Instant::now() }
+    }
+
+    /// Number of turns that were asked for.
+    #[cfg(test)]
+    pub(crate) fn asked(&self) -> u64 {
+        self.0.numbers().given
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Turn {
     fn drop(&mut self) {
-        self.0.numbers().turn += 1;
-        self.0.next.notify_all();
+        self.line.numbers().turn += 1;
+        self.line.next.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
-
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn one_holds_it_at_a_time_and_none_is_overtaken() {
@@ -69,7 +88,7 @@ mod tests {
             for i in 0..8 {
                 let (lock, held, order) = (lock.clone(), &held, &order);
                 // Each asks once the one before it has.
-                while lock.0.numbers().given != i + 1 {
+                while lock.asked() != i + 1 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 scope.spawn(move || {
@@ -82,7 +101,7 @@ mod tests {
                     }
                 });
             }
-            while lock.0.numbers().given != 9 {
+            while lock.asked() != 9 {
                 std::thread::sleep(Duration::from_millis(1));
             }
             drop(first);

@@ -67,8 +67,9 @@ pub enum LoadError {
     Failed(String),
 }
 
-/// Makes room on a device, by its name: unloads a model that is not in use. Returns false if there is no such model.
-pub type MakeRoom<'a> = dyn FnMut(&str) -> bool + 'a;
+/// Makes room on a device, by its name, where so many bytes are missing: unloads a model that is not in use. Returns false if
+/// there is no such model.
+pub type MakeRoom<'a> = dyn FnMut(&str, u64) -> bool + 'a;
 
 /// Loads models.
 pub trait ModelLoader: fmt::Debug + Send + Sync + 'static {

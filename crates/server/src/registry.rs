@@ -24,6 +24,8 @@ use crate::state::{AnyServer, Endpoints, Shared};
 
 /// Requests that may wait for a model to be loaded.
 const MAX_WAITING: usize = 256;
+/// A model that takes less than this part of what is missing makes no room to speak of.
+const SMALL_SHARE: u64 = 16;
 /// Time between looks for models that have been idle for long.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -454,7 +456,8 @@ impl Registry {
         let name = entry.names.first().cloned().unwrap_or_default();
         let (of_room, runtime, begun) = (self.clone(), Handle::current(), Instant::now());
         let loaded = tokio::task::spawn_blocking(move || {
-            loader.load(&entry, &mut |device: &str| of_room.make_room(at, device, &runtime))
+            loader
+                .load(&entry, &mut |device: &str, missing| of_room.make_room(at, (device, missing), &runtime))
         });
         let loaded = loaded.await.map_err(internal).and_then(|loaded| loaded.map_err(|e| refused(&name, e)));
         let mut late = None;
@@ -488,9 +491,10 @@ impl Registry {
         self.changed.send_replace(());
     }
 
-    /// Unloads the model that has been used least recently of those on a device. If all are in use, the one that has waits
-    /// until its requests are done. Returns false if there is none that may be unloaded.
-    fn make_room(&self, wanted: usize, device: &str, runtime: &Handle) -> bool {
+    /// Unloads the model that was used least recently of those on a device; one that takes next to nothing of what is missing
+    /// goes last. If all are in use, waits until the requests of that one are done. Returns false if there is none that may be
+    /// unloaded.
+    fn make_room(&self, wanted: usize, (device, missing): (&str, u64), runtime: &Handle) -> bool {
         let mut changed = self.changed.subscribe();
         loop {
             let idle = {
@@ -503,7 +507,11 @@ impl Registry {
                     *at != wanted && !model.entry.pinned && there
                 };
                 let candidates = state.models.iter_mut().enumerate().filter(may_go);
-                let first = candidates.min_by_key(|(_, model)| (model.in_use > 0, model.used));
+                let order = |(_, model): &(usize, &mut Managed)| {
+                    let bytes = model.loaded().map_or(0, |loaded| loaded.bytes);
+                    (bytes < missing / SMALL_SHARE, model.in_use > 0, model.used)
+                };
+                let first = candidates.min_by_key(order);
                 let Some((at, model)) = first else { return false };
                 let Some(loaded) = model.loaded().cloned() else { return false };
                 let is_idle = model.in_use == 0;

@@ -235,3 +235,68 @@ fn a_device_is_freed_before_the_caller_goes_on() {
         assert!(freed.load(Ordering::Acquire));
     }
 }
+
+/// Counts its steps down, and notes when another worker of its kind computes at the same time.
+struct Counting {
+    left: usize,
+    pause: Duration,
+    computes: Arc<AtomicBool>,
+    order: Arc<std::sync::Mutex<Vec<Duration>>>,
+}
+
+impl Worker for Counting {
+    type Command = usize;
+    type Info = ();
+    type Stats = ();
+
+    fn take(&mut self, steps: usize) {
+        self.left += steps;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.left == 0
+    }
+
+    fn step(&mut self) -> Result<(), Lost> {
+        assert!(!self.computes.swap(true, Ordering::SeqCst), "two compute at once");
+        std::thread::sleep(self.pause);
+        self.order.lock().unwrap().push(self.pause);
+        self.left -= 1;
+        self.computes.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+#[test]
+fn services_that_share_the_cpu_take_turns() {
+    let (lock, computes, order) = (StepLock::default(), Arc::default(), Arc::default());
+    let first = lock.turn();
+    let [long, short] = [(30, 10), (2, 40)].map(|(pause, steps)| {
+        let (computes, order): (Arc<AtomicBool>, Arc<_>) = (Arc::clone(&computes), Arc::clone(&order));
+        let pause = Duration::from_millis(pause);
+        let (handle, messages, guard) = HandleOf::<Counting>::new(());
+        handle.take_turns(lock.clone());
+        handle.send(steps);
+        let worker = move |_| Counting { left: 0, pause, computes, order };
+        let thread = std::thread::spawn(move || Service::new(messages, guard, worker).run());
+        (handle, thread)
+    });
+    // They begin when both have asked for a turn.
+    while lock.asked() < 3 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(first);
+    // Dropped handles end a service once it is idle; one that is idle and stays keeps no turn.
+    let (idle, thread) = short;
+    drop(long.0);
+    long.1.join().unwrap();
+    drop(idle);
+    thread.join().unwrap();
+    let order: Vec<u64> = order.lock().unwrap().iter().map(|pause| pause.as_millis() as u64).collect();
+    assert_eq!((order.len(), order.iter().filter(|pause| **pause == 30).count()), (50, 10));
+    // Several short steps are one turn, and a long one is one by itself, as long as both have some left.
+    let both = &order[..order.iter().rposition(|pause| *pause == 2).unwrap()];
+    let turns: Vec<&[u64]> = both.chunk_by(|a, b| a == b).collect();
+    let short = turns.iter().filter(|turn| turn[0] == 2).map(|turn| turn.len()).max().unwrap();
+    assert!(short > 1 && short < 40, "{order:?}");
+}

@@ -68,7 +68,7 @@ impl ModelLoader for TestLoader {
         let name = entry.names[0].clone();
         self.loads.lock().unwrap().push(name.clone());
         while self.here.load(Ordering::SeqCst) >= self.room {
-            if !make_room("shelf") {
+            if !make_room("shelf", 1000) {
                 return Err(LoadError::NoRoom(format!(
                     "{} models are here, which is all that fit",
                     self.room
@@ -91,7 +91,9 @@ impl ModelLoader for TestLoader {
             max_tokens: None,
         };
         let owner = Engine(handle, self.here.clone());
-        Ok(LoadedModel { device: "shelf".into(), bytes: 1000, ..LoadedModel::new(served, owner) })
+        // A model with a name in capitals is a small one.
+        let bytes = if name.chars().all(char::is_uppercase) { 10 } else { 1000 };
+        Ok(LoadedModel { device: "shelf".into(), bytes, ..LoadedModel::new(served, owner) })
     }
 
     fn find(&self, name: &str) -> Result<Option<ModelEntry>, LoadError> {
@@ -255,6 +257,24 @@ fn the_least_recently_used_makes_room() {
     assert_eq!(server.statuses(), "a unloaded, b loaded, c loaded, d loaded");
     assert_eq!(server.loads(), "a b c d c");
     assert_eq!(server.loader.here.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn who_takes_next_to_nothing_makes_room_last() {
+    let server = Server::of(TestLoader { room: 3, ..Default::default() }, &["A", "b", "c", "d"]);
+    for name in ["A", "b", "c", "d"] {
+        assert_eq!(said(&post(CHAT, named(name)).get(&server)), name);
+    }
+    // The first of them has been idle longest.
+    assert_eq!(server.statuses(), "A loaded, b unloaded, c loaded, d loaded");
+    // Where there is nothing else, it goes.
+    let mut entries: Vec<_> = ["A", "b", "c"].map(entry).into();
+    entries[1].pinned = true;
+    let server = Server::start(TestLoader::default(), entries);
+    for name in ["A", "b", "c"] {
+        assert_eq!(said(&post(CHAT, named(name)).get(&server)), name);
+    }
+    assert_eq!(server.statuses(), "A unloaded, b loaded, c loaded");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn several(
     let mut models = Vec::new();
     for entry in entries {
         let name = entry.names.first().cloned().unwrap_or_default();
-        let loaded = match loader.load(&entry, &mut |_| false) {
+        let loaded = match loader.load(&entry, &mut |_, _| false) {
             Ok(loaded) => Some(loaded),
             // What does not fit beside the others is loaded when it is asked for, in place of some of them.
             Err(tallow_server::LoadError::NoRoom(why)) if !entry.pinned && !models.is_empty() => {

@@ -100,8 +100,8 @@ impl Host for SharingHost<'_, '_> {
         self.ledger.available(&device.to_string(), free)
     }
 
-    fn make_room(&self, device: &Device) -> bool {
-        (self.make_room.borrow_mut())(&device.to_string())
+    fn make_room(&self, device: &Device, missing: u64) -> bool {
+        (self.make_room.borrow_mut())(&device.to_string(), missing)
     }
 
     fn taken(&self, device: &Device, plan: &Plan) {

@@ -2,7 +2,7 @@
 //!
 //! Each engine has threads for all of the CPU's cores. If several computed at once, threads would lose their cores to each
 //! other, and every op would wait for the slowest: two engines together would be slower than one after the other. So an
-//! engine computes a step with all cores, or as many as fit into [`QUANTUM`], and then it is the next one's turn: a model whose
+//! engine computes a step with all cores, or as many as fit into 20 ms, and then it is the next one's turn: a model whose
 //! steps are short would otherwise wait for a long step of each other model after each of its own. A step of a prompt is
 //! limited in its time ([`step_budget`](crate::step_budget)), so that none waits for long.
 

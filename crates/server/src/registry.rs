@@ -565,14 +565,25 @@ impl Registry {
 
     /// Unloads a model once no request is under way with it. Returns false if it was not loaded.
     pub(crate) async fn unload(self: &Arc<Self>, at: usize) -> bool {
+        let registry = self.clone();
+        // Goes on if nobody waits for it any more: the model takes no requests meanwhile.
+        tokio::spawn(async move { registry.unload_when_idle(at).await }).await.unwrap_or(false)
+    }
+
+    async fn unload_when_idle(self: &Arc<Self>, at: usize) -> bool {
         let mut changed = self.changed.subscribe();
-        let mut was_loaded = false;
+        // Which of its loads is to end.
+        let mut load = None;
         loop {
             {
                 let mut state = self.state();
                 let Some(model) = state.models.get_mut(at) else { return false };
+                if load.is_some_and(|load| load != model.loads) {
+                    // It is loaded again already, for whoever asked for it meanwhile.
+                    return true;
+                }
                 match (&model.phase, model.in_use) {
-                    (Phase::Unloaded, _) => return was_loaded,
+                    (Phase::Unloaded, _) => return load.is_some(),
                     (Phase::Loading | Phase::Unloading, _) => {}
                     (Phase::Loaded(loaded) | Phase::Leaving(loaded), 0) => {
                         let loaded = loaded.clone();
@@ -583,7 +594,7 @@ impl Registry {
                         model.phase = Phase::Leaving(loaded.clone());
                     }
                 }
-                was_loaded = true;
+                load = Some(model.loads);
             }
             let _ = changed.changed().await;
         }

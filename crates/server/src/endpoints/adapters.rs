@@ -45,6 +45,7 @@ fn load_adapter(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> {
     let (name, path) =
         (needed(&mut fields, "lora_name", MAX_NAME)?, needed(&mut fields, "lora_path", MAX_PATH)?);
     fields.only_off("load_inplace", |value| *value == false)?;
+    base_model(server, &mut fields)?;
     fields.finish()?;
     let path = beneath(folder, &path)?;
     // File errors contain whole paths, and the folder's location must not leak.
@@ -68,9 +69,19 @@ fn unload_adapter(server: &Server, body: Vec<u8>) -> Result<Response, ApiError> 
     let name = needed(&mut fields, "lora_name", MAX_NAME)?;
     // vLLM also numbers adapters; the name is enough.
     fields.take("lora_int_id");
+    base_model(server, &mut fields)?;
     fields.finish()?;
     checked(server, server.model.handle.unload_lora(&name), folder)?;
     Ok(done(format!("Success: LoRA adapter {} removed successfully.", quoted(&name))))
+}
+
+/// Takes `model`, by which a server of several models knows whose adapter it is.
+fn base_model(server: &Server, fields: &mut Fields) -> Result<(), ApiError> {
+    let names = &server.model.handle.info().names;
+    match fields.text("model")?.filter(|model| !names.contains(model)) {
+        Some(other) => Err(ApiError::no_model(&other, names)),
+        None => Ok(()),
+    }
 }
 
 fn done(text: String) -> Response {

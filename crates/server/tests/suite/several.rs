@@ -181,6 +181,12 @@ fn said(reply: &Reply) -> String {
     reply.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
 }
 
+/// The text of a stream, which is whole.
+fn told(reply: &Reply) -> String {
+    let chunks = reply.chunks();
+    chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect()
+}
+
 #[test]
 fn requests_go_to_the_model_that_they_name() {
     let server = Server::of(TestLoader { room: 3, ..Default::default() }, &["a", "b", "c"]);
@@ -294,10 +300,7 @@ fn a_stream_is_not_cut_for_another_model() {
     let third = post(CHAT, named("a")).with("connection", "close").send(&server);
     let [first, second, third] = [first, second, third].map(read);
     for (reply, letter) in [(&first, "a"), (&second, "b")] {
-        let chunks = reply.chunks();
-        let text: String =
-            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
-        assert_eq!(text, letter.repeat(20), "the whole answer");
+        assert_eq!(told(reply), letter.repeat(20), "the whole answer");
     }
     assert_eq!(said(&third), "a");
     assert_eq!(server.loads(), "a b a");
@@ -391,6 +394,31 @@ fn models_are_loaded_and_unloaded_by_request() {
     let tags = ask("GET", "/api/tags").get(&server).json();
     assert_eq!(tags["models"].as_array().unwrap().len(), 4);
     assert_eq!(server.loads(), "a");
+}
+
+#[test]
+fn a_client_that_leaves_while_it_unloads_a_model_does_not_stop_it() {
+    let slow = TestLoader { pace: Duration::from_millis(30), ..Default::default() };
+    let server = Server::of(slow, &["a"]);
+    let body = chat(json!({"model": "a", "max_tokens": 120, "stream": true, "ignore_eos": true}));
+    let stream = post(CHAT, body).with("connection", "close").send(&server);
+    wait(|| server.statuses() == "a loaded", "a is loaded");
+    let leaves = post("/models/unload", json!({"model": "a"})).send(&server);
+    // Whoever asks for it now waits until it is loaded again.
+    let next = loop {
+        let next = post(CHAT, named("a")).with("connection", "close").send(&server);
+        let begun = Instant::now();
+        let waits =
+            || ask("GET", "/metrics").get(&server).text().contains("vllm:model_waiting{model_name=\"a\"} 1");
+        while begun.elapsed() < Duration::from_millis(50) && !waits() {}
+        if waits() {
+            break next;
+        }
+    };
+    drop(leaves);
+    assert_eq!(told(&read(stream)), "a".repeat(60), "the whole answer");
+    assert_eq!(said(&read(next)), "a");
+    assert_eq!(server.loads(), "a a");
 }
 
 #[test]

@@ -179,7 +179,7 @@ pub(crate) struct Serve {
     pub on_demand: bool,
     /// Unload models that are idle for so long, in seconds
     ///
-    /// They are loaded again when a request names them. For several models, or with --on-demand.
+    /// They are loaded again for the next request that needs them.
     #[arg(long, value_name = "SECONDS")]
     pub keep_alive: Option<u64>,
     /// Address to listen on; 0.0.0.0 = all [default: 127.0.0.1]

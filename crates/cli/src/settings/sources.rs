@@ -189,6 +189,8 @@ impl File {
 
     /// Selects the settings for a model, and replaces a user-defined name.
     fn choose(&mut self, model: &mut String) -> Result<(), Failed> {
+        // Those of another model do not concern it.
+        self.own = None;
         let Some(Value::Table(models)) = self.all.get(MODELS) else { return Ok(()) };
         let exact = models.get_key_value(model.as_str());
         let Some((name, Value::Table(own))) =

@@ -63,13 +63,14 @@ fn models_of_all_kinds_are_served_by_one_process() {
 fn a_file_of_models_has_settings_for_each() {
     let home = home();
     let file = "slots = 2\n\n[models.chat]\nmodel = \"demo\"\ncontext = 256\nalias = [\"talk\"]\npinned = true\n\n\
+                [models.again]\nmodel = \"demo\"\n\n\
                 [models.vectors]\nmodel = \"tiny\"\nkeep-alive = 0\n";
     home.file("models.toml", file);
     let mut server = start(home, &["--models", "models.toml"]);
     let names: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
     let names: Vec<&str> =
         names["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap()).collect();
-    assert_eq!(names, ["chat", "demo", "talk", "vectors"]);
+    assert_eq!(names, ["chat", "talk", "again", "vectors"]);
     let (_, props) = server.get("/props?model=talk");
     let props: Value = serde_json::from_str(&props).unwrap();
     assert_eq!(
@@ -96,6 +97,30 @@ fn downloaded_models_are_loaded_on_demand() {
     for name in ["org/three", "/etc/passwd", "../x", "demo"] {
         let (status, body) = post(&server, "/v1/completions", &json!({"model": name, "prompt": "a"}));
         assert_eq!((status, &body["error"]["code"]), (404, &json!("model_not_found")), "{name}: {body}");
+    }
+}
+
+#[test]
+fn one_model_may_be_unloaded_while_it_is_idle() {
+    let server = start(Home::new(), &["demo", "--keep-alive", "0"]);
+    let text = json!({"prompt": "a", "max_tokens": 2, "temperature": 0});
+    let (status, first) = post(&server, "/v1/completions", &text);
+    assert_eq!(status, 200, "{first}");
+    let begun = std::time::Instant::now();
+    while states(&server) != "demo unloaded" {
+        assert!(begun.elapsed() < tallow_support::PATIENCE, "{}", states(&server));
+    }
+    assert_eq!(post(&server, "/v1/completions", &text).1["choices"], first["choices"]);
+    // A file's settings of a model are not those of another.
+    let home = Home::new();
+    home.caches("one");
+    home.file("config.toml", "[models.demo]\ncontext = 128\n");
+    let server = start(home, &["demo", "--on-demand", "--config", "config.toml"]);
+    for (name, context) in [("demo", 128), ("org/one:Q8_0", 1024)] {
+        let text = json!({"model": name, "prompt": "a", "max_tokens": 1});
+        assert_eq!(post(&server, "/v1/completions", &text).0, 200);
+        let model: Value = serde_json::from_str(&server.get(&format!("/v1/models/{name}")).1).unwrap();
+        assert_eq!(model["max_model_len"], context, "{model}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tallow_engine::step_lock::StepLock;
 use tallow_hub::ModelRef;
-use tallow_server::{AnyServed, LoadError, LoadedModel, MakeRoom, ModelEntry, ModelLoader};
+use tallow_server::{AnyServed, LoadError, LoadedModel, MakeRoom, ModelEntry, ModelLoader, Settings};
 
 use super::sharing::{MemoryLedger, Reservation, SharingHost};
 use super::source::ModelSource;
@@ -48,16 +48,22 @@ impl fmt::Debug for Loader {
 }
 
 impl Loader {
-    pub(super) fn new(opened: Vec<Opened>, args: Serve, settings: Sources, api_keys: Vec<String>) -> Loader {
-        let source = |opened: Opened| (opened.name, Source { source: opened.source, context: None });
+    /// A loader without models.
+    pub(super) fn new(args: &Serve, sources: &Sources, settings: &Settings) -> Loader {
         Loader {
-            args,
-            api_keys,
-            settings,
-            models: Mutex::new(opened.into_iter().map(source).collect()),
+            args: args.clone(),
+            api_keys: settings.api_keys.clone(),
+            settings: sources.clone(),
+            models: Mutex::default(),
             ledger: MemoryLedger::default(),
             step_lock: StepLock::default(),
         }
+    }
+
+    /// The same with these models.
+    pub(super) fn of(self, opened: Vec<Opened>) -> Loader {
+        let source = |opened: Opened| (opened.name, Source { source: opened.source, context: None });
+        Loader { models: Mutex::new(opened.into_iter().map(source).collect()), ..self }
     }
 
     fn models(&self) -> MutexGuard<'_, BTreeMap<String, Source>> {
@@ -98,7 +104,7 @@ impl Loader {
         if listed {
             return Ok(None);
         }
-        let source = ModelSource::new(name, false, models, &self.settings)?;
+        let source = ModelSource::new(name, models, &self.settings)?;
         let opened = Opened::new(&source, &self.args, &self.api_keys)?;
         let entry = opened.entry()?;
         self.models().insert(opened.name, Source { source, context: None });

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tallow_server::{Limits, Loading, ModelLoader, ModelStore, Models, Settings};
+use tallow_server::{Limits, Loading, ModelEntry, ModelLoader, ModelStore, Models, Settings};
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::Serve;
@@ -54,11 +54,12 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let opened = models.iter().map(open).collect::<Result<Vec<_>, Failed>>()?;
     let store = args.allow_pull.then(|| store(&opened, &args, sources)).transpose()?;
     let settings = Settings { models: store, ..settings };
-    let (models, what) = match opened.as_slice() {
-        [only] if !args.on_demand => {
-            (Models::fixed(only.entry()?, only.start(&Notice::log)?), only.name.clone())
+    let entries = opened.iter().map(Opened::entry).collect::<Result<Vec<_>, Failed>>()?;
+    let (models, what) = match (opened.as_slice(), entries.as_slice()) {
+        ([only], [entry]) if !args.on_demand && entry.keep_alive.is_none() => {
+            (Models::fixed(entry.clone(), only.start(&Notice::log)?), only.name.clone())
         }
-        _ => several(opened, &args, sources, &settings)?,
+        _ => several(opened, entries, Loader::new(&args, sources, &settings))?,
     };
     let listener = runtime.block_on(loading.finish())?;
     let signals = announce(&what, address, &settings, &runtime);
@@ -70,14 +71,12 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
 /// Several models: those that fit together are loaded. Returns what is served in words, too.
 fn several(
     opened: Vec<Opened>,
-    args: &Serve,
-    sources: &Sources,
-    settings: &Settings,
+    entries: Vec<ModelEntry>,
+    loader: Loader,
 ) -> Result<(Models, String), Failed> {
-    let entries: Vec<_> = opened.iter().map(Opened::entry).collect::<Result<_, Failed>>()?;
     source::check_names(&entries)?;
     let names: Vec<String> = entries.iter().filter_map(|entry| entry.names.first().cloned()).collect();
-    let loader = Arc::new(Loader::new(opened, args.clone(), sources.clone(), settings.api_keys.clone()));
+    let loader = Arc::new(loader.of(opened));
     let mut models = Vec::new();
     for entry in entries {
         let name = entry.names.first().cloned().unwrap_or_default();
@@ -94,7 +93,7 @@ fn several(
         };
         models.push((entry, loaded));
     }
-    if args.on_demand {
+    if loader.finds() {
         models.extend(loader.cached()?.into_iter().map(|entry| (entry, None)));
     }
     let what = match names.as_slice() {

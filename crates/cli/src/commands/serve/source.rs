@@ -27,7 +27,7 @@ pub(super) fn of(args: &Serve, sources: &Sources) -> Result<Vec<ModelSource>, Fa
         let (sources, names) = sources.clone().with_models(file.clone())?;
         check_flags(args)?;
         let models = names.len();
-        return names.into_iter().map(|name| ModelSource::new(&name, true, models, &sources)).collect();
+        return names.into_iter().map(|name| ModelSource::new(&name, models, &sources)).collect();
     }
     match args.model.as_slice() {
         [] if args.on_demand => {
@@ -43,42 +43,25 @@ pub(super) fn of(args: &Serve, sources: &Sources) -> Result<Vec<ModelSource>, Fa
         }
         names => {
             check_flags(args)?;
-            let one = |name: &String| ModelSource::new(name, false, names.len(), sources);
+            let one = |name: &String| ModelSource::new(name, names.len(), sources);
             names.iter().map(one).collect()
         }
     }
 }
 
 impl ModelSource {
-    /// A model by the name that a user gave it: with `is_own`, that is the primary name.
-    pub(super) fn new(
-        name: &str,
-        is_own: bool,
-        models: usize,
-        sources: &Sources,
-    ) -> Result<ModelSource, Failed> {
+    /// A model by the name that a user gave it.
+    pub(super) fn new(name: &str, models: usize, sources: &Sources) -> Result<ModelSource, Failed> {
         let (mut model, mut settings) = (name.to_owned(), sources.clone());
         settings.choose(&mut model)?;
-        let names = if is_own {
-            [name.to_owned(), short_name(&model)]
-        } else {
-            [short_name(&model), name.to_owned()]
-        };
-        // A path is no name for clients.
-        let is_path = |name: &str| std::path::Path::new(name).exists();
-        let mut names: Vec<String> = names.into_iter().filter(|name| !is_path(name)).collect();
-        names.extend(settings.list("alias", Vec::new())?);
-        if names.is_empty() {
-            names.push(short_name(&model));
-        }
-        let mut different: Vec<String> = Vec::new();
-        names.into_iter().for_each(|name| {
-            if !different.contains(&name) {
-                different.push(name)
+        let mut names = vec![short_name(name)];
+        for alias in settings.list("alias", Vec::new())? {
+            if !names.contains(&alias) {
+                names.push(alias);
             }
-        });
+        }
         let lora = settings.list("lora", Vec::new())?;
-        Ok(ModelSource { model, names: different, lora, settings, models })
+        Ok(ModelSource { model, names, lora, settings, models })
     }
 }
 

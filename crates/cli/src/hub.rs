@@ -51,6 +51,8 @@ pub(crate) enum Offline {
     HubVariable,
     OwnVariable,
     File,
+    /// A request named the model.
+    Request,
 }
 
 impl std::fmt::Display for Offline {
@@ -58,6 +60,7 @@ impl std::fmt::Display for Offline {
         f.write_str(match self {
             Offline::Flag => "--offline is given: leave it out to download models",
             Offline::HubVariable => "HF_HUB_OFFLINE is set: unset it to download models",
+            Offline::Request => "requests download nothing: `tallow pull` does",
             Offline::OwnVariable => "TALLOW_OFFLINE is set: unset it to download models",
             Offline::File => {
                 "the configuration file says `offline = true`: take that out to download models (`tallow doctor` says where \

@@ -77,6 +77,11 @@ impl OpenOptions {
         Ok(OpenOptions { offline: hub::offline(sources, offline)?, quant })
     }
 
+    /// For a model that a request names: nothing is downloaded.
+    pub(crate) fn by_request(self) -> OpenOptions {
+        OpenOptions { offline: Some(Offline::Request), ..self }
+    }
+
     /// Rejects `quant`: models with encoders are small, and are used as stored.
     fn as_stored(self) -> Result<(), Failed> {
         match self.quant {

@@ -2,8 +2,8 @@
 
 #![cfg(unix)]
 
-use crate::common::Home;
 use crate::common::server::{Server, answer};
+use crate::common::{HUB, Home};
 use serde_json::{Value, json};
 use tallow_support::{image_encoder, listener, text_encoder};
 
@@ -94,6 +94,14 @@ fn downloaded_models_are_loaded_on_demand() {
     let (status, body) = post(&server, "/v1/completions", &text);
     assert_eq!(status, 200, "{body}");
     assert_eq!(states(&server), "org/one:Q8_0 unloaded, org/two:Q8_0 loaded");
+    // What was removed meanwhile is not downloaded again for a request.
+    std::fs::remove_dir_all(server.home.path().join(HUB).join("models--org--one")).unwrap();
+    let (status, body) = post(&server, "/v1/completions", &json!({"model": "org/one:Q8_0", "prompt": "a"}));
+    let why = body["error"]["message"].as_str().unwrap();
+    assert!(
+        status == 500 && why.contains("org/one:Q8_0 is not on this machine, and requests download nothing"),
+        "{body}"
+    );
     for name in ["org/three", "/etc/passwd", "../x", "demo"] {
         let (status, body) = post(&server, "/v1/completions", &json!({"model": name, "prompt": "a"}));
         assert_eq!((status, &body["error"]["code"]), (404, &json!("model_not_found")), "{name}: {body}");

@@ -38,7 +38,7 @@ struct Source {
 /// What a model takes, freed in this order.
 struct Owner {
     _engine: Box<dyn std::any::Any + Send>,
-    _reservation: Option<Reservation>,
+    _reservation: Reservation,
 }
 
 impl fmt::Debug for Loader {
@@ -104,7 +104,8 @@ impl Loader {
         if listed {
             return Ok(None);
         }
-        let source = ModelSource::new(name, models, &self.settings)?;
+        // A request does not make the server download it again if it is removed meanwhile.
+        let source = ModelSource { is_cached: true, ..ModelSource::new(name, models, &self.settings)? };
         let opened = Opened::new(&source, &self.args, &self.api_keys)?;
         let entry = opened.entry()?;
         self.models().insert(opened.name, Source { source, context: None });
@@ -135,7 +136,7 @@ impl ModelLoader for Loader {
             source.context = Some(context);
         }
         let (device, bytes) = (reservation.device.clone(), reservation.bytes);
-        let owner = Owner { _engine: loaded.owner, _reservation: Some(reservation) };
+        let owner = Owner { _engine: loaded.owner, _reservation: reservation };
         Ok(LoadedModel { device, bytes, owner: Box::new(owner), ..loaded })
     }
 

@@ -19,6 +19,8 @@ pub(super) struct ModelSource {
     pub(super) settings: Sources,
     /// Number of models that share the memory with it, itself included.
     pub(super) models: usize,
+    /// True if it is one of the downloaded models, and nothing is to be downloaded.
+    pub(super) is_cached: bool,
 }
 
 /// The models that are named on the command line, or in the file of models.
@@ -39,7 +41,7 @@ pub(super) fn of(args: &Serve, sources: &Sources) -> Result<Vec<ModelSource>, Fa
             let model = names.first().map_or(DEMO, String::as_str).to_owned();
             let names = std::iter::once(short_name(&model)).chain(args.alias.iter().cloned()).collect();
             let (lora, settings) = (args.lora.clone(), sources.clone());
-            Ok(vec![ModelSource { model, names, lora, settings, models: 1 }])
+            Ok(vec![ModelSource { model, names, lora, settings, models: 1, is_cached: false }])
         }
         names => {
             check_flags(args)?;
@@ -61,7 +63,7 @@ impl ModelSource {
             }
         }
         let lora = settings.list("lora", Vec::new())?;
-        Ok(ModelSource { model, names, lora, settings, models })
+        Ok(ModelSource { model, names, lora, settings, models, is_cached: false })
     }
 }
 

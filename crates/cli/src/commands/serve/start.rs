@@ -38,6 +38,7 @@ impl Opened {
     /// Opens a model and checks what can be checked before it is loaded.
     pub(super) fn new(source: &ModelSource, args: &Serve, api_keys: &[String]) -> Result<Opened, Failed> {
         let how = OpenOptions::new(&source.settings, args.engine.offline, args.engine.quant)?;
+        let how = if source.is_cached { how.by_request() } else { how };
         let model = load::any(&source.model, how)?;
         let name = source.names.first().cloned().unwrap_or_default();
         let (source, args, api_keys) = (source.clone(), args.clone(), api_keys.to_vec());

@@ -17,7 +17,7 @@ pub(crate) struct Server {
     pub(crate) address: String,
     /// Log lines from before it served.
     pub(crate) log: String,
-    _home: Home,
+    pub(crate) home: Home,
 }
 
 impl Server {
@@ -41,7 +41,7 @@ impl Server {
         };
         // Drains the log, so that the server never blocks on it.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
-        Server { child, address, log: before, _home: home }
+        Server { child, address, log: before, home }
     }
 
     pub(crate) fn request(&self, method: &str, path: &str, body: &str) -> TcpStream {

@@ -283,11 +283,6 @@ impl Registry {
         self.loader.is_some()
     }
 
-    /// True if a request need not name its model.
-    pub(crate) fn is_single(&self) -> bool {
-        self.loader.is_none()
-    }
-
     /// All models.
     pub(crate) fn statuses(&self) -> Vec<ModelStatus> {
         self.state().models.iter().map(Managed::status).collect()

@@ -87,13 +87,13 @@ fn refusals(kinds: &[ModelKind]) -> BTreeSet<(&'static str, String)> {
 async fn of_model(registry: &Arc<Registry>, at: usize, request: Request) -> Result<Response, ApiError> {
     let endpoint = &ENDPOINTS[at];
     let ctx = registry.request_context(&request);
-    let (request, named) = match registry.is_single() {
-        // It checks the name itself.
-        true => (request, Named::default()),
-        false => named(request, &ctx).await?,
+    let (request, named) = match registry.manages() {
+        true => named(request, &ctx).await?,
+        // The only model checks the name itself.
+        false => (request, Named::default()),
     };
     let model = match &named.model {
-        _ if registry.is_single() => Some(0),
+        _ if !registry.manages() => Some(0),
         Some(name) => Some(registry.find(name).await?),
         None => registry.only(|kind| kind.answers(endpoint))?,
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use ureq::Agent;
+use ureq::{Agent, RequestBuilder};
 
 use super::print;
 use crate::args::{Ps, ServerAddress, Stop};
@@ -94,21 +94,20 @@ impl Remote {
 
     fn get(&self, path: &str) -> Result<Value, Failed> {
         let request = self.agent.get(format!("{}{path}", self.address));
-        let request = match &self.key {
-            Some(key) => request.header("Authorization", format!("Bearer {key}")),
-            None => request,
-        };
-        self.answer(request.call())
+        self.answer(self.with_key(request).call())
     }
 
     fn post(&self, path: &str, body: &Value) -> Result<Value, Failed> {
         let request = self.agent.post(format!("{}{path}", self.address));
-        let request = match &self.key {
+        let request = request.header("Content-Type", "application/json");
+        self.answer(self.with_key(request).send(body.to_string()))
+    }
+
+    fn with_key<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match &self.key {
             Some(key) => request.header("Authorization", format!("Bearer {key}")),
             None => request,
-        };
-        let request = request.header("Content-Type", "application/json");
-        self.answer(request.send(body.to_string()))
+        }
     }
 
     /// The JSON of an answer, or why there is none.

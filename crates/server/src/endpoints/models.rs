@@ -61,7 +61,7 @@ struct Status {
     /// Requests under way, and requests that wait for it to be loaded.
     requests: usize,
     waiting: usize,
-    /// Where it is loaded, and how many bytes it takes there.
+    /// Device that it is loaded on, and memory that it takes there, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]

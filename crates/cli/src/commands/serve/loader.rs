@@ -35,7 +35,7 @@ struct Source {
     context: Option<usize>,
 }
 
-/// What a model takes, freed in this order.
+/// Engine and memory of a loaded model, freed in this order.
 struct Owner {
     _engine: Box<dyn std::any::Any + Send>,
     _reservation: Reservation,

@@ -1,4 +1,4 @@
-//! `cargo xtask browser`: the server against OpenAI's own JavaScript client, from pages in a real browser.
+//! `cargo xtask browser`: the server's own page, and OpenAI's JavaScript client from other pages, in a real browser.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -7,15 +7,15 @@ use std::process::{Command, ExitCode, Stdio};
 use crate::program::program;
 use crate::server::{Server, step};
 
-/// Pinned client version, so that results are reproducible.
-const CLIENT: &str = "openai@7.57.0";
+/// Pinned versions of the client, and of what judges contrast, names and roles, so that results are reproducible.
+const PACKAGES: [&str; 2] = ["openai@7.57.0", "axe-core@4.14.1"];
 /// Possible names of the browser.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 const KEY: &str = "sk-browser";
 
-/// Installs the client in a folder of its own, starts the server, and runs the client in a browser. The server is `given`,
-/// or is built.
-pub(crate) fn run(root: &Path, given: Option<&Path>) -> ExitCode {
+/// Installs the packages in a folder of their own, starts servers, and drives them from a browser. The server is `given`, or
+/// is built. With `picture` the page is photographed into that file.
+pub(crate) fn run(root: &Path, given: Option<&Path>, picture: Option<&Path>) -> ExitCode {
     let browser = BROWSERS.into_iter().find(|name| is_there(name));
     let (Some(browser), true, true) = (browser, is_there("node"), is_there("npm")) else {
         println!(
@@ -23,7 +23,7 @@ pub(crate) fn run(root: &Path, given: Option<&Path>) -> ExitCode {
         );
         return ExitCode::SUCCESS;
     };
-    match try_run(root, given, browser) {
+    match try_run(root, given, browser, picture) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("browser: {why}");
@@ -37,25 +37,31 @@ fn is_there(program: &str) -> bool {
     version.is_ok_and(|status| status.success())
 }
 
-fn try_run(root: &Path, given: Option<&Path>, browser: &str) -> Result<(), String> {
-    let folder = root.join("target/browser");
+fn try_run(root: &Path, given: Option<&Path>, browser: &str, picture: Option<&Path>) -> Result<(), String> {
+    let (folder, scripts) = (root.join("target/browser"), root.join("tests/clients"));
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let install = ["install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund", CLIENT, "--prefix"];
-    step(Command::new("npm").args(install).arg(&folder))?;
+    let install = ["install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"];
+    step(Command::new("npm").args(install).args(PACKAGES).arg("--prefix").arg(&folder))?;
     let program = program(root, given)?;
+    let key = [("TALLOW_API_KEY", KEY)];
+    {
+        println!("-- the page");
+        let speech = folder.join("whisper");
+        tallow_support::listener(&speech);
+        let speech = speech.to_str().ok_or("the path of the folder is not text")?;
+        let (_server, base) = Server::start(&program, "demo", &[speech, "--slots", "4"], &key)?;
+        let mut page = Command::new("node");
+        page.arg(scripts.join("page.mjs")).arg(browser).arg(folder.join("node_modules/axe-core"));
+        page.args([&base, KEY, "whisper"]).arg(root.join("tests/goldens/sound/voice.opus"));
+        step(page.args(picture))?;
+    }
+    println!("-- OpenAI's client");
     let port = free_port()?;
     let origin = format!("http://chat.example:{port}");
-    let (_server, base) = Server::start(
-        &program,
-        "demo",
-        &["--slots", "8", "--allow-origin", &origin],
-        &[("TALLOW_API_KEY", KEY)],
-    )?;
+    let (_server, base) =
+        Server::start(&program, "demo", &["--slots", "8", "--allow-origin", &origin], &key)?;
     let mut client = Command::new("node");
-    client
-        .arg(root.join("tests/clients/browser.mjs"))
-        .args([browser])
-        .arg(folder.join("node_modules/openai"));
+    client.arg(scripts.join("browser.mjs")).arg(browser).arg(folder.join("node_modules/openai"));
     step(client.args([&base, KEY, &port.to_string()]))
 }
 

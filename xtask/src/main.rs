@@ -18,8 +18,9 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask COMMAND
   attack [--program PROGRAM] [--slow FACTOR] [NAME...]
           attacks a server, with a healthy stream during each attack, and says what became of both
-  browser [PROGRAM]
-          drives the server with OpenAI's own JavaScript client, from pages in Chromium (skipped where there is none)
+  browser [PROGRAM [PICTURE]]
+          drives the server's own page, and OpenAI's JavaScript client from other pages, in Chromium (skipped where there
+          is none), and photographs the page into PICTURE
   clients [PROGRAM]
           drives the server with the Python clients of OpenAI, Anthropic, Ollama and LiteLLM, and holds its answers
           against the schemas of their protocols with llm-comply (needs Python 3 and PyPI)
@@ -47,8 +48,11 @@ fn main() -> ExitCode {
     let command: Vec<String> = std::env::args().skip(1).collect();
     match command.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["attack", args @ ..] => attack::run(&root(), args),
-        ["browser"] => browser::run(&root(), None),
-        ["browser", program] => browser::run(&root(), Some(Path::new(program))),
+        ["browser"] => browser::run(&root(), None, None),
+        ["browser", program] => browser::run(&root(), Some(Path::new(program)), None),
+        ["browser", program, picture] => {
+            browser::run(&root(), Some(Path::new(program)), Some(Path::new(picture)))
+        }
         ["tidy"] => tidy::run(&root()),
         ["fuzz"] => fuzz::run(&root(), "30", None),
         ["fuzz", seconds] => fuzz::run(&root(), seconds, None),

@@ -9,6 +9,7 @@
     reason = "descriptions of options are what help prints"
 )]
 
+mod bench_serve;
 mod encoders;
 mod foreign;
 mod help;
@@ -28,6 +29,7 @@ use crate::log::LogArgs;
 use crate::lora::Lora;
 use crate::settings::{EngineArgs, Flags, SampleArgs};
 
+pub(crate) use bench_serve::*;
 pub(crate) use encoders::*;
 pub(crate) use help::command;
 pub(crate) use models::*;

@@ -24,6 +24,7 @@ mod model_name;
 mod model_store;
 mod notice;
 mod partial_file;
+mod remote;
 mod seq2seq;
 mod settings;
 mod signal;

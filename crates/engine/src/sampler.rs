@@ -396,7 +396,7 @@ fn log_sum(logits: &[f32]) -> f32 {
 }
 
 /// Uniform in [0, 1), from the seed and the position alone (SplitMix64).
-pub(crate) fn uniform(seed: u64, place: usize) -> f64 {
+pub fn uniform(seed: u64, place: usize) -> f64 {
     let mut z = seed.wrapping_add((place as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -18,6 +18,7 @@ mod log_health;
 mod metrics;
 mod model_loader;
 mod model_name;
+mod model_status;
 mod model_store;
 mod parse;
 mod prepare_pool;

@@ -4,13 +4,11 @@
 //! A model is unloaded only when no request is under way with it. If all are in use when room is needed, the one used least
 //! recently takes no new requests until those under way are done (`Phase::Leaving`); they wait in line meanwhile.
 
-use std::any::Any;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use axum::routing::MethodRouter;
 use tallow_engine::handle::Failure;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -19,6 +17,7 @@ use tokio::time::Instant;
 use crate::errors::ApiError;
 use crate::metrics::Metrics;
 use crate::model_loader::{AnyServed, LoadError, LoadedModel, ModelEntry, ModelLoader, Models};
+use crate::model_status::{Handlers, Loaded, ModelStatus};
 use crate::served::ModelKind;
 use crate::state::{AnyServer, Endpoints, Shared};
 
@@ -28,9 +27,6 @@ const MAX_WAITING: usize = 256;
 const SMALL_SHARE: u64 = 16;
 /// Time between looks for models that have been idle for long.
 const TICK: Duration = Duration::from_millis(500);
-
-/// Handlers of a model's endpoints, in the order of the table of endpoints; `None` for those of other kinds of model.
-pub(crate) type Handlers = Vec<Option<MethodRouter>>;
 
 /// Makes a server of a loaded model.
 pub(crate) type Build = fn(Arc<Shared>, Arc<Metrics>, AnyServed) -> (Arc<AnyServer>, Handlers);
@@ -86,54 +82,6 @@ enum Phase {
     /// Takes no new requests, since its memory is needed.
     Leaving(Arc<Loaded>),
     Unloading,
-}
-
-/// A model that is loaded.
-pub(crate) struct Loaded {
-    pub(crate) server: Arc<AnyServer>,
-    pub(crate) handlers: Handlers,
-    pub(crate) device: String,
-    pub(crate) bytes: u64,
-    /// `None` once it is being unloaded.
-    owner: Mutex<Option<Box<dyn Any + Send>>>,
-}
-
-impl std::fmt::Debug for Loaded {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loaded").field("device", &self.device).finish_non_exhaustive()
-    }
-}
-
-/// State of a model, for clients.
-#[derive(Clone, Debug)]
-pub(crate) struct ModelStatus {
-    pub(crate) entry: Arc<ModelEntry>,
-    /// `unloaded`, `loading` or `loaded`, in llama-server's words.
-    pub(crate) status: &'static str,
-    /// Why it could not be loaded, if that was the last that was tried.
-    pub(crate) failed: Option<String>,
-    pub(crate) loaded: Option<Arc<Loaded>>,
-    /// Requests under way.
-    pub(crate) in_use: usize,
-    /// Requests that wait for it to be loaded.
-    pub(crate) waiting: usize,
-    /// Times that it was loaded, or that was tried.
-    pub(crate) loads: u64,
-    /// Time after which it is unloaded if no request comes; `None` for never.
-    pub(crate) expires_in: Option<Duration>,
-}
-
-impl ModelStatus {
-    /// Primary name.
-    pub(crate) fn name(&self) -> &str {
-        self.entry.names.first().map_or("", String::as_str)
-    }
-
-    /// All its names, and those of its adapters.
-    pub(crate) fn names(&self) -> Vec<String> {
-        let adapters = self.loaded.iter().flat_map(|loaded| loaded.server.model.adapters());
-        self.entry.names.iter().cloned().chain(adapters).collect()
-    }
 }
 
 /// Keeps a model loaded, for a request that is under way with it.

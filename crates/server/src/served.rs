@@ -58,6 +58,15 @@ pub enum ModelKind {
 
 impl ModelKind {
     pub(crate) const ALL: [ModelKind; 3] = [ModelKind::Generator, ModelKind::Encoder, ModelKind::Speech];
+
+    /// The capability that all models of it have, in Ollama's word.
+    pub(crate) fn capability(self) -> &'static str {
+        match self {
+            ModelKind::Generator => "completion",
+            ModelKind::Encoder => "embedding",
+            ModelKind::Speech => "audio",
+        }
+    }
 }
 
 /// Facts about a model's files, for clients.

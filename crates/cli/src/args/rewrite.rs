@@ -45,6 +45,10 @@ pub(super) fn rewrite(cli: &Command, argv: Vec<OsString>) -> Result<Rewritten, E
             continue;
         }
         let Some(command) = cli.find_subcommand(text) else { return as_it_is() };
+        // A command of a command takes no model, and its options are others' already.
+        if rest.front().and_then(|next| command.find_subcommand(next)).is_some() {
+            return as_it_is();
+        }
         before.push(token);
         return Line::new(cli, command).read(rest)?.written(before);
     }

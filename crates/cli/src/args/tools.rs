@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use tallow_models::recipe::Recipe;
 
+use super::bench_serve::BenchCommand;
 use crate::devices::{Arithmetic, DeviceChoice, Numa};
 use crate::lora::Lora;
 use crate::model_name::DEMO;
@@ -42,7 +43,10 @@ impl std::str::FromStr for PromptAndAnswer {
 }
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Bench {
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
     /// The models [default: demo]
     #[arg(value_name = "MODEL", value_delimiter = ',')]
     pub model: Vec<String>,

@@ -12,7 +12,7 @@ use tallow_engine::scheduler::LogitsRows;
 use tallow_models::Model;
 use tallow_models::spec::{LayerSpec, MoeSpec};
 
-use crate::args::{Bench, PromptAndAnswer};
+use crate::args::{Bench, BenchCommand, PromptAndAnswer};
 use crate::devices::{Arithmetic, DeviceChoice, MeasuredBackend, Speeds};
 use crate::load;
 use crate::lora::Lora;
@@ -24,10 +24,14 @@ use crate::{Failed, terminal};
 mod explain;
 mod report;
 mod self_check;
+mod serve;
 
 use report::{Report, Row};
 
 pub(crate) fn bench(args: &Bench, sources: &Sources) -> Result<(), Failed> {
+    if let Some(BenchCommand::Serve(args)) = &args.command {
+        return serve::bench_serve(args);
+    }
     let counts = [&args.n_batch, &args.n_ubatch, &args.threads, &args.sequences];
     if args.repetitions == 0 || counts.iter().any(|counts| counts.contains(&0)) {
         let what =

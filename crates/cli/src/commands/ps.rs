@@ -1,23 +1,13 @@
 //! `tallow ps`, `tallow stop`: the models of a running server.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
-use ureq::{Agent, RequestBuilder};
 
 use super::print;
-use crate::args::{Ps, ServerAddress, Stop};
+use crate::args::{Ps, Stop};
 use crate::memory::size;
+use crate::remote::Remote;
 use crate::settings::Sources;
-use crate::{Failed, env, terminal};
-
-/// A running server.
-struct Remote {
-    agent: Agent,
-    address: String,
-    /// API key, if there is one.
-    key: Option<String>,
-}
+use crate::{Failed, terminal};
 
 /// `tallow ps`
 pub(crate) fn ps(args: &Ps, sources: &Sources) -> Result<(), Failed> {
@@ -73,61 +63,4 @@ fn row(model: &Value) -> [String; 7] {
 pub(crate) fn stop(args: &Stop, sources: &Sources) -> Result<(), Failed> {
     Remote::new(&args.server, sources)?.post("/models/unload", &json!({"model": args.model}))?;
     print(&format!("{} is unloaded\n", terminal::sanitized(&args.model)))
-}
-
-impl Remote {
-    fn new(at: &ServerAddress, sources: &Sources) -> Result<Remote, Failed> {
-        let host = sources.get("host", at.host.clone(), "127.0.0.1".to_owned())?.value;
-        let port = sources.get("port", at.port, 8080)?.value;
-        // A server on all addresses is on this one, too.
-        let host = match host.as_str() {
-            "0.0.0.0" => "127.0.0.1".to_owned(),
-            "::" | "[::]" => "[::1]".to_owned(),
-            host if host.contains(':') && !host.starts_with('[') => format!("[{host}]"),
-            _ => host,
-        };
-        let config = Agent::config_builder().http_status_as_error(false).proxy(None);
-        let agent = config.timeout_connect(Some(Duration::from_secs(5))).build().into();
-        let key = env::get("TALLOW_API_KEY").and_then(|keys| Some(keys.split(',').next()?.trim().to_owned()));
-        Ok(Remote { agent, address: format!("http://{host}:{port}"), key: key.filter(|key| !key.is_empty()) })
-    }
-
-    fn get(&self, path: &str) -> Result<Value, Failed> {
-        let request = self.agent.get(format!("{}{path}", self.address));
-        self.answer(self.with_key(request).call())
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Result<Value, Failed> {
-        let request = self.agent.post(format!("{}{path}", self.address));
-        let request = request.header("Content-Type", "application/json");
-        self.answer(self.with_key(request).send(body.to_string()))
-    }
-
-    fn with_key<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
-        match &self.key {
-            Some(key) => request.header("Authorization", format!("Bearer {key}")),
-            None => request,
-        }
-    }
-
-    /// The JSON of an answer, or why there is none.
-    fn answer(&self, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Value, Failed> {
-        let address = &self.address;
-        let mut answer = answer.map_err(|why| {
-            Failed::new(format!(
-                "no server answers at {address}: {why}; `tallow serve MODEL` starts one, --host and --port say where it is"
-            ))
-        })?;
-        let body: Option<Value> =
-            answer.body_mut().read_to_string().ok().and_then(|text| serde_json::from_str(&text).ok());
-        let why = body.as_ref().and_then(|body| body["error"]["message"].as_str());
-        match (answer.status().as_u16(), why, body.clone()) {
-            (200, _, Some(body)) => Ok(body),
-            (401, _, _) => Err(Failed::new(format!("{address} wants an API key: set TALLOW_API_KEY"))),
-            (_, Some(why), _) => Err(Failed::new(terminal::sanitized(why))),
-            (status, None, _) => Err(Failed::new(format!(
-                "what answers at {address} is not a Tallow server (status {status})"
-            ))),
-        }
-    }
 }

@@ -33,22 +33,23 @@ pub(crate) fn reference() -> String {
     cli.build();
     text += "\n## Commands\n";
     for command in cli.get_subcommands().filter(|c| c.get_name() != "help") {
-        one(&mut text, command);
+        one(&mut text, "tallow", command);
     }
     text
 }
 
-fn one(text: &mut String, command: &Command) {
+/// A command, and the commands of it.
+fn one(text: &mut String, parent: &str, command: &Command) {
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-    let _ = write!(
-        text,
-        "\n### tallow {}\n\n{about}.\n\n| argument | what it does |\n|---|---|\n",
-        command.get_name()
-    );
+    let name = format!("{parent} {}", command.get_name());
+    let _ = write!(text, "\n### {name}\n\n{about}.\n\n| argument | what it does |\n|---|---|\n");
     for arg in command.get_arguments().filter(|a| a.get_id() != "help") {
         let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         let _ = writeln!(text, "| {} | {} |", named(arg), help.replace('|', "\\|"));
+    }
+    for command in command.get_subcommands().filter(|c| c.get_name() != "help") {
+        one(text, &name, command);
     }
 }
 

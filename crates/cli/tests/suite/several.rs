@@ -159,6 +159,67 @@ fn a_running_servers_models_are_shown_and_unloaded() {
 }
 
 #[test]
+fn running_servers_are_measured_in_turn() {
+    let (one, two) = (Server::start(&[]), Server::start(&["--slots", "2"]));
+    let home = Home::new();
+    let urls = format!("http://{},http://{}/v1", one.address, two.address);
+    let bench =
+        ["bench", "serve", "--base-url", &urls, "-n", "6", "--rounds", "2", "--random-output-len", "5"];
+    let more = ["--random-input-len", "40", "-c", "3", "--ignore-eos", "--result-filename", "out.json"];
+    let shown = home.run(&[&bench[..], &more].concat()).ok();
+    let row = |name: &str| -> Vec<String> {
+        let line =
+            shown.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {shown}"));
+        line[name.len()..].split_whitespace().map(str::to_owned).collect()
+    };
+    assert_eq!(
+        (row("successful requests"), row("failed requests")),
+        (vec!["12".into(); 2], vec!["0".into(); 2])
+    );
+    assert_eq!(row("generated tokens"), ["60", "60"]);
+    let json: Value =
+        serde_json::from_str(&std::fs::read_to_string(home.path().join("out.json")).unwrap()).unwrap();
+    for server in json.as_array().unwrap() {
+        // Prompts are about as long as they should be, and gaps are those between five tokens.
+        let tokens = server["total_input_tokens"].as_u64().unwrap();
+        assert!((12 * 36..=12 * 44).contains(&tokens), "{tokens}");
+        let ms = |name: &str| server[name].as_f64().unwrap();
+        assert!(
+            ms("mean_ttft_ms") > 0.0 && ms("mean_tpot_ms") > 0.0 && ms("p99_e2el_ms") >= ms("median_e2el_ms")
+        );
+        assert_eq!((&server["model_id"], &server["completed"]), (&json!("demo"), &json!(12)));
+    }
+    // Chats, of prompts in a file, at a rate.
+    home.file(
+        "prompts.jsonl",
+        "{\"prompt\": \"Once upon a time\"}\n\n{\"prompt\": \"Hi\", \"output_len\": 2}\n",
+    );
+    let chat = ["--api", "chat", "--dataset-path", "prompts.jsonl", "-n", "4", "--request-rate", "100"];
+    let url = format!("http://{}", one.address);
+    let rest = ["--random-output-len", "3", "--ignore-eos", "--goodput", "ttft:60000", "e2el:60000"];
+    let shown = home.run(&[&["bench", "serve", "--base-url", &url], &chat[..], &rest].concat()).ok();
+    let lines: Vec<&str> = shown.lines().filter(|line| line.starts_with("generated")).collect();
+    assert_eq!(lines[0].split_whitespace().last(), Some("10"), "{shown}");
+    assert!(shown.contains("goodput (requests a second)"), "{shown}");
+    home.file("wrong.jsonl", "{\"prompt\": 5}\n");
+    let said = [
+        home.run(&["bench", "serve", "--base-url", "127.0.0.1:9"]),
+        home.run(&["bench", "serve", "--base-url", "http://127.0.0.1:9"]),
+        home.run(&["bench", "serve", "--base-url", &url, "--model", "other"]),
+        home.run(&["bench", "serve", "--base-url", &url, "--random-input-len", "5000", "-n", "2"]),
+        home.run(&["bench", "serve", "--base-url", &url, "--dataset-path", "wrong.jsonl"]),
+        home.run(&["bench", "serve", "--goodput", "itl:5"]),
+        home.run(&["bench", "serve", "--request-rate", "0"]),
+        home.run(&["bench", "serve", "-n", "3000"]),
+    ];
+    let said = said.map(|did| {
+        assert!(matches!(did.code, Some(1 | 2)), "{did:?}");
+        did.err
+    });
+    insta::assert_snapshot!(said.concat().replace(&one.address, "ADDRESS"));
+}
+
+#[test]
 fn what_cannot_be_served_together_is_said() {
     let home = home();
     home.file("empty.toml", "slots = 2\n");

@@ -7,7 +7,8 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::exposition::{Format, Labels, Page};
-use crate::registry::{ModelStatus, Registry};
+use crate::model_status::ModelStatus;
+use crate::registry::Registry;
 
 pub(crate) async fn metrics(State(server): State<Arc<Registry>>, headers: HeaderMap) -> Response {
     let format = Format::accepted(&headers);

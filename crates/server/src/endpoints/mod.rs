@@ -1,7 +1,7 @@
 //! The endpoints of the API: a file each, and [`ENDPOINTS`], the table that says which models answer which.
 //!
 //! All else follows from the table: the routes, what a model says to requests for models of another kind, who needs an
-//! API key, the methods that CORS allows, the start page, and the list in `docs/reference.md`.
+//! API key, the methods that CORS allows, the text at `/`, and the list in `docs/reference.md`.
 
 mod adapters;
 mod chat;
@@ -14,10 +14,10 @@ mod metrics;
 mod models;
 mod native;
 mod ollama;
+mod page;
 mod rerank;
 mod responses;
 mod speech;
-mod start_page;
 mod tokens;
 mod version;
 
@@ -39,11 +39,11 @@ pub use responses::parse_response_request;
 
 /// Every endpoint.
 pub(crate) const ENDPOINTS: &[Endpoint] = &[
-    post("/v1/chat/completions", "chats").generator(|m| on(m, chat::chat)).is_task().on_start_page(),
+    post("/v1/chat/completions", "chats").generator(|m| on(m, chat::chat)).is_task().is_main(),
     post("/v1/completions", "texts to be continued")
         .generator(|m| on(m, completions::completions))
         .is_task()
-        .on_start_page(),
+        .is_main(),
     post("/v1/responses", "chats, in the form of OpenAI's Responses API")
         .generator(|m| on(m, responses::create))
         .refused_at("/v1/responses"),
@@ -117,23 +117,26 @@ pub(crate) const ENDPOINTS: &[Endpoint] = &[
     get("/lora-adapters", "the LoRA adapters that are loaded").generator(|m| on(m, adapters::list)),
     post("/v1/load_lora_adapter", "loads a LoRA adapter").generator(|m| on(m, adapters::load)),
     post("/v1/unload_lora_adapter", "unloads a LoRA adapter").generator(|m| on(m, adapters::unload)),
-    get("/v1/models", "the models that are served").server(|m| on(m, models::models)).on_start_page(),
+    get("/v1/models", "the models that are served").server(|m| on(m, models::models)).is_main(),
     get("/v1/models/{*id}", "one of them").server(|m| on(m, models::model)),
     get("/health", "whether the server is well")
         .server(|m| on(m, health::health))
         .access(Access::Probe)
-        .on_start_page(),
+        .is_main(),
     get("/ready", "whether it takes requests").server(|m| on(m, health::ready)).access(Access::Probe),
-    get("/metrics", "what it does, for Prometheus").server(|m| on(m, metrics::metrics)).on_start_page(),
+    get("/metrics", "what it does, for Prometheus").server(|m| on(m, metrics::metrics)).is_main(),
     get("/version", "version and commit of the server").server(|m| on(m, version::version)),
-    get("/", "a page about the server").server(|m| on(m, start_page::start_page)).access(Access::Open),
+    get("/", "the page, on which people chat and see what the server does; a text for other programs")
+        .server(|m| on(m, page::page))
+        .access(Access::Open),
+    get("/page/{file}", "a file of the page").server(|m| on(m, page::part)).access(Access::Open),
 ];
 
 /// A row of [`ENDPOINTS`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) method: Method,
-    /// Path of its route; `{*id}` stands for any rest.
+    /// Path of its route; `{*id}` stands for any rest, `{file}` for a name.
     pub(crate) path: &'static str,
     /// Description of its answer.
     pub(crate) what: &'static str,
@@ -147,8 +150,8 @@ pub(crate) struct Endpoint {
     /// Route at which other kinds of model say what they do instead; if `None` they do not know its path.
     pub(crate) refused_at: Option<&'static str>,
     access: Access,
-    /// True if the page at `/` lists it.
-    pub(crate) on_start_page: bool,
+    /// True if the text at `/` lists it.
+    pub(crate) is_main: bool,
 }
 
 /// HTTP method.
@@ -249,7 +252,7 @@ const fn row(method: Method, path: &'static str, what: &'static str) -> Endpoint
         is_task: false,
         refused_at: None,
         access: Access::Key,
-        on_start_page: false,
+        is_main: false,
     }
 }
 
@@ -284,12 +287,20 @@ impl Endpoint {
         Endpoint { refused_at: Some(route), ..self }
     }
 
+    /// True if a path is one of its route.
+    fn has(&self, path: &str) -> bool {
+        match self.path.split_once("{file}") {
+            Some((folder, _)) => path.strip_prefix(folder).is_some_and(|file| !file.contains('/')),
+            None => self.path == path,
+        }
+    }
+
     const fn access(self, access: Access) -> Endpoint {
         Endpoint { access, ..self }
     }
 
-    const fn on_start_page(self) -> Endpoint {
-        Endpoint { on_start_page: true, ..self }
+    const fn is_main(self) -> Endpoint {
+        Endpoint { is_main: true, ..self }
     }
 
     /// Why a model, described by `subject`, does not answer it.
@@ -336,7 +347,7 @@ impl Method {
 
 /// True if requests to a path need no API key.
 pub(crate) fn is_open(path: &str, settings: &Settings) -> bool {
-    ENDPOINTS.iter().filter(|endpoint| endpoint.path == path).any(|endpoint| match endpoint.access {
+    ENDPOINTS.iter().filter(|endpoint| endpoint.has(path)).any(|endpoint| match endpoint.access {
         Access::Key => false,
         Access::Probe => !settings.private_health,
         Access::Open => true,

@@ -13,8 +13,9 @@ use serde_json::json;
 use crate::body::read_json;
 use crate::clock::rfc3339_of;
 use crate::errors::{ApiError, respond};
+use crate::model_status::ModelStatus;
 use crate::parse::fields::Fields;
-use crate::registry::{ModelStatus, Registry};
+use crate::registry::Registry;
 
 #[derive(Serialize)]
 struct Models {
@@ -40,6 +41,8 @@ struct Model {
     /// Base model of an adapter.
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<String>,
+    /// Capabilities, in Ollama's words: all of them if it is loaded, else those of its kind.
+    capabilities: Vec<&'static str>,
     /// Context length, of a model that is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<usize>,
@@ -95,6 +98,7 @@ fn of_model(server: &Registry, status: &ModelStatus) -> Vec<Model> {
         created_at: rfc3339_of(server.since),
         root,
         parent,
+        capabilities: status.capabilities(),
         max_model_len,
         status: state.clone(),
     };

@@ -190,19 +190,29 @@ fn a_browser_gets_a_page() {
     let site_ = start_server(&hello());
     let page = ask("GET", "/").with("accept", "text/html,application/xhtml+xml,*/*;q=0.8").get(&site_);
     assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
-    assert!(
-        page.text().contains("Tallow is running") && page.text().contains("<code>tiny</code>"),
-        "{}",
-        page.text()
-    );
-    assert!(page.header("content-security-policy").unwrap().starts_with("default-src 'none'"));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("default-src 'none'; script-src 'self'; "), "{policy}");
+    // What it is made of is there, under the same policy, and nothing else is.
+    let files = page.text();
+    let files: Vec<&str> =
+        files.split("=\"page/").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    assert_eq!(files, ["icon.svg", "style.css", "main.js"]);
+    for file in files {
+        let part = ask("GET", &format!("/page/{file}")).get(&site_);
+        assert_eq!((part.status, part.header("content-security-policy")), (200, Some(policy)), "{file}");
+    }
+    assert_eq!(ask("GET", "/page/index.html").get(&site_).status, 404);
     let plain = ask("GET", "/").get(&site_);
     assert_eq!((plain.status, plain.header("content-type")), (200, Some("text/plain; charset=utf-8")));
     assert!(plain.text().contains("is running") && plain.text().contains("/v1/chat/completions"));
-    // With API keys the page still works but does not show the model.
+    // With API keys the page is there, and shows no model before it has one.
     let (closed, _requests) = recorded(Settings { api_keys: vec!["secret".into()], ..Settings::default() });
-    let page = ask("GET", "/").with("accept", "text/html").get(&closed);
-    assert!(page.status == 200 && !page.text().contains("tiny"), "{}", page.text());
+    for path in ["/", "/page/main.js"] {
+        let page = ask("GET", path).with("accept", "text/html").get(&closed);
+        assert!(page.status == 200 && !page.text().contains("tiny"), "{}", page.text());
+    }
+    let plain = ask("GET", "/").get(&closed);
+    assert!(plain.status == 200 && !plain.text().contains("tiny"), "{}", plain.text());
     assert_eq!(ask("GET", "/v1/models").get(&closed).status, 401);
 }
 

@@ -6,8 +6,9 @@ use tallow_engine::sim;
 use tallow_server::Settings;
 
 /// Paths of endpoints, of other kinds of model, and of nothing.
-const PATHS: [&str; 24] = [
+const PATHS: [&str; 25] = [
     "/",
+    "/page/style.css",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -48,6 +49,7 @@ fn a_path_takes_its_methods() {
     }
     insta::assert_snapshot!(text, @r#"
     / GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
+    /page/style.css GET 200 HEAD 200 POST 405 (GET,HEAD) OPTIONS 405 (GET,HEAD)
     /v1/chat/completions GET 405 (POST) HEAD 405 (POST) POST 415 OPTIONS 405 (POST)
     /v1/completions GET 405 (POST) HEAD 405 (POST) POST 415 OPTIONS 405 (POST)
     /v1/embeddings GET 404 HEAD 404 POST 404 OPTIONS 404
@@ -86,6 +88,7 @@ fn a_path_takes_its_methods() {
     /health
     /lora-adapters
     /metrics
+    /page/{file}
     /ready
     /tokenize
     /v1/audio/{*what}
@@ -127,7 +130,11 @@ fn probes_and_the_page_need_no_key() {
             ServerBuilder { settings, ..ServerBuilder::new(sim::start(info(), script(&hello()))) }.start();
         let open: Vec<&str> =
             PATHS.into_iter().filter(|path| ask("GET", path).get(&server).status != 401).collect();
-        let expected: &[&str] = if private_health { &["/"] } else { &["/", "/health", "/ready"] };
+        let expected: &[&str] = if private_health {
+            &["/", "/page/style.css"]
+        } else {
+            &["/", "/page/style.css", "/health", "/ready"]
+        };
         assert_eq!(open, expected);
     }
 }
@@ -144,7 +151,7 @@ fn pages_may_use_the_methods_that_there_are() {
 }
 
 #[test]
-fn the_page_lists_endpoints() {
+fn a_text_lists_endpoints() {
     insta::assert_snapshot!(ask("GET", "/").get(&start_server(&hello())).text(), @r#"
     Tallow 0.1.0 is running.
     Model: tiny

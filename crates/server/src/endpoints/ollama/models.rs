@@ -11,9 +11,10 @@ use serde_json::{Map, Value, json};
 use crate::body::read_json;
 use crate::clock::{rfc3339_of, unix_time};
 use crate::errors::{ApiError, respond};
+use crate::model_status::ModelStatus;
 use crate::parse::fields::Fields;
-use crate::registry::{ModelStatus, Registry};
-use crate::served::{ModelCard, ModelKind};
+use crate::registry::Registry;
+use crate::served::ModelCard;
 
 /// Version of Ollama's API that is spoken: clients ask for it to learn which fields they may use.
 const API_VERSION: &str = "0.12.11";
@@ -159,19 +160,13 @@ pub(crate) async fn show(
     if let Some(loaded) = of_loaded {
         model_info.insert(format!("{family}.context_length"), json!(loaded.context()));
     }
-    let usual = match status.entry.kind {
-        ModelKind::Generator => "completion",
-        ModelKind::Encoder => "embedding",
-        ModelKind::Speech => "audio",
-    };
     respond(&Shown {
         modelfile: format!("FROM {model}\n"),
         parameters: "",
         template: of_loaded.and_then(|loaded| loaded.template()).unwrap_or_default(),
         details: details(card),
         model_info,
-        // More of them are known when it is loaded.
-        capabilities: of_loaded.map_or(vec![usual], |loaded| loaded.capabilities()),
+        capabilities: status.capabilities(),
         modified_at: rfc3339_of(server.since),
     })
 }

@@ -84,6 +84,8 @@ pub(crate) enum Command {
     /// Measure speed: prefill and decode, in tokens per second
     #[command(alias = "benchmark")]
     Bench(Bench),
+    /// Repeat answers of a server from their receipts, and compare them
+    Replay(Replay),
     /// Compute text and image embeddings
     #[command(alias = "embedding")]
     Embed(Embed),
@@ -242,6 +244,12 @@ pub(crate) struct Serve {
     /// Memory for adapters that clients load, in MiB [default: 512]
     #[arg(long, value_name = "MIB", requires = "lora_dir")]
     pub lora_memory: Option<usize>,
+    /// Write what repeats each answer to a file in this folder
+    ///
+    /// A line of JSON for each: model, program, tokens of the prompt, seed and settings, and the answer. `tallow replay` repeats
+    /// them. They have all that was asked and answered.
+    #[arg(long, value_name = "DIR")]
+    pub receipts: Option<PathBuf>,
     /// File of API keys that clients must send, one a line
     ///
     /// Keys can also be in the variable TALLOW_API_KEY. There is no option for a key itself: other users of the machine

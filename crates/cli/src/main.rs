@@ -124,6 +124,7 @@ fn run(mut cli: Cli) -> Result<(), Failed> {
         Command::Convert(args) => commands::convert::convert(&args, &sources),
         Command::Pack(args) => commands::pack::pack(&args, &sources),
         Command::Doctor(args) => commands::doctor::doctor(args, &sources),
+        Command::Replay(args) => commands::replay::replay(args, &sources),
         Command::Embed(args) => commands::embed::embed(&args, &sources),
         Command::Rerank(args) => commands::embed::rerank(&args, &sources),
         Command::Classify(args) => commands::embed::classify(&args, &sources),

@@ -1,9 +1,10 @@
 //! [`Grammar`]: a client's demand on a text.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// A client's demand on a text.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Grammar {
     /// A JSON object.
     JsonObject,
@@ -41,7 +42,7 @@ pub enum Grammar {
 }
 
 /// Free text in which certain words begin a part that conforms to a grammar (structural tags; tools use it).
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tagged {
     /// Once one of these has been written, a tag that begins with it must follow.
     pub triggers: Vec<String>,
@@ -54,7 +55,7 @@ pub struct Tagged {
 }
 
 /// A part of a text that conforms to a grammar.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Tag {
     /// The text in front of it; it begins with a trigger.
     pub begin: String,
@@ -66,7 +67,7 @@ pub struct Tag {
 
 /// One or more parts in a row. In the texts around them and around their grammars, special tokens that are written out are
 /// those tokens.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct List {
     /// Parts that may stand in front of it, each any number of times.
     pub before: Vec<Tag>,
@@ -83,7 +84,7 @@ pub struct List {
 /// The members of an object that is valid under a JSON Schema, each between texts of its own, in which special tokens that are
 /// written out are those tokens. Strings are written as they are, and other values as JSON with the blanks of Python's
 /// `json.dumps`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Members {
     /// The schema.
     pub schema: Value,

@@ -7,6 +7,7 @@ mod access;
 mod body;
 mod budget;
 mod clock;
+mod constraint;
 mod endpoints;
 mod errors;
 mod exposition;
@@ -23,6 +24,7 @@ mod model_store;
 mod parse;
 mod prepare_pool;
 mod process;
+mod receipts;
 mod registry;
 mod request_context;
 mod request_id;
@@ -38,17 +40,20 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
+pub use constraint::{ReasoningLimit, ReasoningPart, constraint};
 pub use endpoints::{
     ChatRequest, CompletionRequest, endpoints_as_markdown, parse_chat_request, parse_completion_request,
     parse_message_request, parse_ollama_chat, parse_ollama_generate, parse_response_request,
 };
 pub use errors::ApiError;
-pub use generation::constraint::{ReasoningLimit, ReasoningPart, constraint};
 pub use http::limits::Limits;
 pub use http::loading::Loading;
 pub use log_health::LogHealth;
 pub use model_loader::{AnyServed, LoadError, LoadedModel, MakeRoom, ModelEntry, ModelLoader, Models};
 pub use model_store::{ModelStore, PullProgress, StoreError};
+pub use receipts::{
+    Receipt, ReceiptAnswer, ReceiptLog, ReceiptModel, ReceiptRequest, ReceiptSampling, Receipts,
+};
 pub use served::{ModelCard, ModelKind, Served, ServedEncoder, ServedSpeech};
 
 /// Server configuration.

@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::exposition::Page;
 use crate::metrics::Metrics;
+use crate::receipts::Receipts;
 
 /// A served model of any kind.
 pub(crate) trait Model: std::fmt::Debug + Send + Sync + 'static {
@@ -107,6 +108,8 @@ pub struct Served {
     pub tool_format: Option<&'static ToolFormat>,
     /// Limit and default of `max_tokens`; `None` for as many as fit.
     pub max_tokens: Option<usize>,
+    /// Receipts of its answers, if any are written.
+    pub receipts: Option<Receipts>,
 }
 
 impl Served {

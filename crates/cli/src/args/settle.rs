@@ -34,6 +34,7 @@ impl Command {
             Command::Schema(_)
             | Command::Ps(_)
             | Command::Stop(_)
+            | Command::Replay(_)
             | Command::Search(_)
             | Command::List(_)
             | Command::Parse(_)

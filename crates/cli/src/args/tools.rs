@@ -337,3 +337,21 @@ pub(crate) struct Completions {
     /// The shell
     pub shell: clap_complete::Shell,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct Replay {
+    /// Files that `tallow serve --receipts` has written, or folders of them
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// The model [default: as its receipts name it]
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// LoRA adapter: [NAME=]PATH[:SCALE]; may be given several times
+    #[arg(long, value_name = "ADAPTER")]
+    pub lora: Vec<Lora>,
+    /// Write JSON: a line for each answer
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}

@@ -138,9 +138,13 @@ impl Dialogue {
 
     /// Parser that tells thinking from the answer in a reply to this prompt; `None` for models that do not think.
     pub(crate) fn parser(&self, prompt: &[u32]) -> Option<OutputParser> {
-        let ending = &prompt[prompt.len().saturating_sub(PROMPT_END)..];
         // Without tools nothing is a call.
-        Some(self.format?.parser(&self.tokenizer.decode(ending, Shown::All), Some(Arc::default())))
+        Some(self.format?.parser(&self.end_of(prompt), Some(Arc::default())))
+    }
+
+    /// Text of a prompt's last tokens, which may open the thinking.
+    fn end_of(&self, prompt: &[u32]) -> String {
+        self.tokenizer.decode(&prompt[prompt.len().saturating_sub(PROMPT_END)..], Shown::All)
     }
 
     /// True if the model marks its thinking.
@@ -156,9 +160,9 @@ impl Dialogue {
             ReasoningLimit { tokens, closing }
         });
         Some(ReasoningPart {
-            parser: self.parser(prompt)?,
             opening: format.opening_token(&self.tokenizer),
             limit,
+            ..ReasoningPart::new(&format, self.end_of(prompt))
         })
     }
 

@@ -15,6 +15,7 @@ pub(crate) mod prompt;
 pub(crate) mod ps;
 pub(crate) mod reference;
 pub(crate) mod repl;
+pub(crate) mod replay;
 pub(crate) mod run;
 pub(crate) mod schema;
 pub(crate) mod serve;

@@ -17,6 +17,7 @@ mod memory;
 mod packing;
 mod parity;
 mod parsing;
+mod receipts;
 mod run;
 mod schemas;
 mod serving;

@@ -15,6 +15,7 @@ use crate::access::Notes;
 use crate::errors::ApiError;
 use crate::generation::outputs::{AnswerPart, ChoiceEvent, End, StreamProgress, Token, Totals};
 use crate::generation::thinking::OutputParts;
+use crate::receipts::ReceiptDraft;
 use crate::request_context::RequestContext;
 use crate::state::{ActiveRequest, Server};
 
@@ -34,6 +35,8 @@ pub(crate) struct FollowedChoice {
     pub(crate) echo: Option<Echo>,
     /// Takes the answer's tokens, for prompts that send its text back.
     pub(crate) record: Option<AnswerRecord>,
+    /// Its receipt, if one is written.
+    pub(crate) receipt: Option<ReceiptDraft>,
     /// Decodes the answer's tokens to find their text offsets, if log-probabilities were requested.
     pub(crate) offsets: Option<Detokenizer>,
     /// Divides its text, if the model's template shows how it writes it.
@@ -64,6 +67,7 @@ struct ChoiceState {
     events: Option<UnboundedReceiver<Event>>,
     echo: Option<Echo>,
     record: Option<AnswerRecord>,
+    receipt: Option<ReceiptDraft>,
     parts: Option<OutputParts>,
     /// True until text has come, if a space in front of it is left out.
     space_first: bool,
@@ -97,6 +101,7 @@ impl Answers {
             events: Some(f.events),
             echo: f.echo,
             record: f.record,
+            receipt: f.receipt,
             parts: f.parts,
             space_first: f.space_first,
             calls: 0,
@@ -251,6 +256,9 @@ impl Answers {
                 if let Some(record) = &mut choice.record {
                     record.push(token.token);
                 }
+                if let Some(receipt) = &mut choice.receipt {
+                    receipt.push(token.token, &text);
+                }
                 if self.wants_tokens {
                     choice.pending.push(token);
                 }
@@ -267,6 +275,9 @@ impl Answers {
                 choice.events = None;
                 // It is kept before the client can send it back.
                 choice.record = None;
+                if let Some(receipt) = choice.receipt.take() {
+                    receipt.end(&done);
+                }
                 // A stop string is not sent, and neither are tokens that consist of nothing else.
                 let stopped = matches!(done.reason, Finish::Stop(_));
                 let part = choice.part(&done.text, stopped, tokenizer);

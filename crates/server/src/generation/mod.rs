@@ -6,7 +6,6 @@
 
 pub(crate) mod answers;
 pub(crate) mod anthropic;
-pub(crate) mod constraint;
 pub(crate) mod items;
 pub(crate) mod lora;
 pub(crate) mod memory;

@@ -1,15 +1,12 @@
 //! Prompts: from messages and texts to tokens.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value};
-use tallow_text::output::{OutputFormat, Tools};
 use tallow_text::template::{Chat, ChatTemplate, Ending, Now};
 use tallow_text::tokenizer::{Around, Shown, Special, TokenizeError, Tokenizer, Written};
 
 use crate::clock::unix_time;
+use crate::constraint::ReasoningPart;
 use crate::errors::{ApiError, quoted};
-use crate::generation::constraint::ReasoningPart;
 use crate::generation::structure::Structure;
 use crate::generation::thinking::{OutputParts, ReasoningOutput, Thinking, is_harmless};
 use crate::generation::tools::{self, ToolUse};
@@ -169,26 +166,29 @@ impl Messages {
         if !whole.reasons() && !calls {
             return Ok(None);
         }
-        let parser = |format: OutputFormat, known: Arc<Tools>| match self.ending {
+        let (end, begun) = match self.ending {
             Ending::Open => {
                 let last = self.messages.as_array().and_then(|all| all.last()?.get("content")?.as_str());
-                let mut parser = format.parser("", Some(known));
-                parser.resume(last.unwrap_or_default());
-                parser
+                (String::new(), Some(last.unwrap_or_default().to_owned()))
             }
             Ending::Prompt | Ending::Closed => {
                 let ending = &tokens[tokens.len().saturating_sub(ENDING)..];
-                format.parser(&tokenizer.decode(ending, Shown::All), Some(known))
+                (tokenizer.decode(ending, Shown::All), None)
             }
         };
+        // Without tools nothing is a call.
+        let mut parser = format.parser(&end, Some(self.tools.known.clone()));
+        if let Some(begun) = &begun {
+            parser.resume(begun);
+        }
         let before = whole.reasons().then(|| ReasoningPart {
-            parser: parser(whole, Arc::default()),
+            begun,
             opening: whole.opening_token(tokenizer),
             limit,
+            ..ReasoningPart::new(&whole, end)
         });
         Ok(Some(OutputParts {
-            // Without tools nothing is a call.
-            parser: parser(format, self.tools.known.clone()),
+            parser,
             before,
             markers: format.special_tokens(tokenizer, calls),
             counts: format.reasons(),

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use axum::http::StatusCode;
 use axum::response::Response;
+use tallow_constraint::Grammar;
 use tallow_engine::handle::{Info, Request, Unread};
 use tallow_engine::lora::LoraRef;
 use tallow_engine::scheduler::ClientId;
@@ -12,9 +13,9 @@ use tallow_text::answer_tokens::{AnswerRecord, longest_prompt};
 use tallow_text::tokenizer::Shown;
 
 use crate::access::Notes;
+use crate::constraint::{ReasoningPart, constraint};
 use crate::errors::{ApiError, json};
 use crate::generation::answers::{Answers, Echo, FollowedChoice};
-use crate::generation::constraint::constraint;
 use crate::generation::memory::{AnswerMemory, TextClaim};
 use crate::generation::outputs::AnswerPart;
 use crate::generation::params::{Generation, unknown_token};
@@ -44,6 +45,8 @@ pub(crate) struct Job {
     protocol: Protocol,
     generation: Generation,
     choices: Vec<ChoiceRequest>,
+    /// Grammar of the answers and the reasoning in front of them, for receipts.
+    held_to: (Option<Grammar>, Option<ReasoningPart>),
     /// True if a space in front of an answer is its tokenizer's, and not in the text that its structure allows.
     space_first: bool,
 }
@@ -89,6 +92,12 @@ impl Job {
             }
             reasoning = None;
         }
+        let grammar = generation.structure.as_ref().map(|structure| &structure.grammar);
+        let is_held = grammar.is_some() || reasoning.as_ref().is_some_and(|part| part.limit.is_some());
+        let held_to = match server.model.receipts.is_some() && is_held {
+            true => (grammar.cloned(), reasoning.clone()),
+            false => (None, None),
+        };
         let matcher = compiled.map(|compiled| compiled.matcher());
         let constraint = constraint(matcher, reasoning, (&info.tokenizer, info.vocab));
         let wants_tokens = generation.logprobs.is_some();
@@ -123,7 +132,7 @@ impl Job {
                 record: record.clone(),
             }));
         }
-        Ok(Job { protocol, generation, choices, space_first })
+        Ok(Job { protocol, generation, choices, held_to, space_first })
     }
 }
 
@@ -166,7 +175,8 @@ fn with_earlier_answers(
 
 /// Submits a job and answers it. Dropping the future aborts it.
 pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiError> {
-    let (begun, Job { protocol, generation, choices: mut requests, space_first }) = (Instant::now(), job);
+    let begun = Instant::now();
+    let Job { protocol, generation, choices: mut requests, held_to, space_first } = job;
     let (choices, wants_tokens) = (requests.len(), generation.logprobs.is_some());
     let (handle, notes) = (&server.model.handle, Notes::current());
     let first = requests.first().map(|choice| &choice.request);
@@ -193,13 +203,15 @@ pub(crate) async fn run(server: &Arc<Server>, job: Job) -> Result<Response, ApiE
         let request = Request { client, ..request };
         let tokenizer = &server.model.handle.info().tokenizer;
         let offsets = wants_tokens.then(|| tokenizer.stream_after(&request.prompt, Shown::Text));
+        let receipts = server.model.receipts.as_ref();
+        let receipt = receipts.map(|all| all.begin((&id, index), &request, held_to.clone(), handle));
         // If one is refused, those submitted before it are dropped here, which aborts them.
         let unread = ctx.clone().map(|ctx| ctx as Arc<dyn Unread>);
         let events = handle.submit_counted(request, unread);
         let events = events.map_err(|failure| ApiError::engine(failure, handle.is_alive()))?;
         let parts = generation.parts.clone();
         let first = index % generation.n == 0;
-        followed.push(FollowedChoice { events, echo, record, offsets, parts, space_first, first });
+        followed.push(FollowedChoice { events, echo, record, receipt, offsets, parts, space_first, first });
     }
     server.metrics.taken(choices, max_new);
     let mut answers = Answers::new(server, followed, wants_tokens, begun);

@@ -6,8 +6,8 @@ use tallow_text::reasoning::{Controls, Effort};
 use tallow_text::template::ChatTemplate;
 use tallow_text::tokenizer::Tokenizer;
 
+use crate::constraint::{ReasoningLimit, ReasoningPart};
 use crate::errors::{ApiError, quoted};
-use crate::generation::constraint::{ReasoningLimit, ReasoningPart};
 use crate::parse::fields::{Fields, MAX_TOKENS, wrong};
 
 /// Reasoning options of a request.

@@ -98,6 +98,7 @@ fn while_the_model_is_loaded_clients_are_told_so() {
         templates: None,
         tool_format: None,
         max_tokens: None,
+        receipts: None,
     };
     runtime.spawn(tallow_server::serve(listener, served, Settings::default(), std::future::pending()));
     assert_eq!(post(CHAT, chat(json!({"max_tokens": 3}))).get(&server).status, 200);
@@ -335,8 +336,13 @@ fn item_40_an_engine_that_is_stuck_does_not_keep_the_server() {
 async fn silence_is_filled_with_comments() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let served =
-        tallow_server::Served { handle: stuck(), templates: None, tool_format: None, max_tokens: None };
+    let served = tallow_server::Served {
+        handle: stuck(),
+        templates: None,
+        tool_format: None,
+        max_tokens: None,
+        receipts: None,
+    };
     tokio::spawn(tallow_server::serve(listener, served, Default::default(), std::future::pending()));
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
     client.write_all(&post(CHAT, chat(json!({"stream": true}))).bytes()).await.unwrap();

@@ -89,6 +89,7 @@ impl ModelLoader for TestLoader {
             templates: Some(templates()),
             tool_format: None,
             max_tokens: None,
+            receipts: None,
         };
         let owner = Engine(handle, self.here.clone());
         // A model with a name in capitals is a small one.

@@ -69,4 +69,19 @@ impl Marks {
             Marks::Channels => [&STOPS[..], &[START, CHANNEL, MESSAGE]].concat(),
         }
     }
+
+    /// A name from which [`named`](Self::named) makes them again.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Marks::None => "none",
+            Marks::Tags { close, .. } => close,
+            Marks::Channels => "channels",
+        }
+    }
+
+    /// Marks of models' templates that have this name.
+    pub(super) fn named(name: &str) -> Option<Marks> {
+        let tags = TAGS.iter().map(|&(open, close)| Marks::Tags { open, close });
+        [Marks::None, Marks::Channels].into_iter().chain(tags).find(|marks| marks.name() == name)
+    }
 }

@@ -98,6 +98,24 @@ impl OutputFormat {
         OutputFormat { marks: Marks::None, ..self }
     }
 
+    /// The format as a text, from which [`named`](Self::named) makes it again, but for how calls are forced.
+    pub fn name(&self) -> String {
+        format!("{} {}", self.tools.name(), self.marks.name())
+    }
+
+    /// The format that has such a [`name`](Self::name); `None` if there is none.
+    pub fn named(name: &str) -> Option<OutputFormat> {
+        let (tools, marks) = name.split_once(' ')?;
+        let tools = match tools {
+            _ if tools == format::PLAIN_FORMAT.name() => &format::PLAIN_FORMAT,
+            _ => ToolFormat::named(tools)?,
+        };
+        let of_formats = ToolFormat::ALL.iter().map(|format| format.marks);
+        let marks =
+            Marks::named(marks).or_else(|| of_formats.into_iter().find(|known| known.name() == marks))?;
+        Some(OutputFormat { tools, marks, writing: None })
+    }
+
     /// How tool calls are written.
     pub fn tools(&self) -> &'static ToolFormat {
         self.tools

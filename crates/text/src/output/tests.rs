@@ -175,3 +175,17 @@ fn formats_have_names_and_are_found_by_them() {
     let files = std::fs::read_dir(cases("json").parent().unwrap()).unwrap();
     assert_eq!(files.count(), ToolFormat::ALL.len() + 1, "a file of cases for each format, and tools.json");
 }
+
+#[test]
+fn formats_are_found_by_their_names() {
+    let whole = ToolFormat::ALL.iter().map(|format| OutputFormat::new(format));
+    for format in whole.chain([OutputFormat::plain()]) {
+        for format in [format, format.inline()] {
+            let again = OutputFormat::named(&format.name()).unwrap();
+            assert_eq!((again.tools().name(), again.marks), (format.tools().name(), format.marks));
+        }
+    }
+    for name in ["", "hermes", "hermes none none", "nobody none"] {
+        assert!(OutputFormat::named(name).is_none(), "{name}");
+    }
+}

@@ -6,11 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tallow_engine::step_lock::StepLock;
 use tallow_hub::ModelRef;
-use tallow_server::{AnyServed, LoadError, LoadedModel, MakeRoom, ModelEntry, ModelLoader, Settings};
+use tallow_server::{AnyServed, LoadError, LoadedModel, MakeRoom, ModelEntry, ModelLoader};
 
 use super::sharing::{MemoryLedger, Reservation, SharingHost};
 use super::source::ModelSource;
-use super::start::Opened;
+use super::start::{Common, Opened};
 use crate::args::Serve;
 use crate::settings::{Origin, Setting, Sources};
 use crate::{Failed, hub};
@@ -18,7 +18,7 @@ use crate::{Failed, hub};
 /// Loads the models of a server, within one memory plan and on one set of CPU cores.
 pub(super) struct Loader {
     args: Serve,
-    api_keys: Vec<String>,
+    common: Common,
     /// Settings for models that are not listed.
     settings: Sources,
     /// The models by their primary names.
@@ -49,10 +49,10 @@ impl fmt::Debug for Loader {
 
 impl Loader {
     /// A loader without models.
-    pub(super) fn new(args: &Serve, sources: &Sources, settings: &Settings) -> Loader {
+    pub(super) fn new(args: &Serve, sources: &Sources, common: &Common) -> Loader {
         Loader {
             args: args.clone(),
-            api_keys: settings.api_keys.clone(),
+            common: common.clone(),
             settings: sources.clone(),
             models: Mutex::default(),
             ledger: MemoryLedger::default(),
@@ -106,7 +106,7 @@ impl Loader {
         }
         // A request does not make the server download it again if it is removed meanwhile.
         let source = ModelSource { is_cached: true, ..ModelSource::new(name, models, &self.settings)? };
-        let opened = Opened::new(&source, &self.args, &self.api_keys)?;
+        let opened = Opened::new(&source, &self.args, &self.common)?;
         let entry = opened.entry()?;
         self.models().insert(opened.name, Source { source, context: None });
         Ok(Some(entry))
@@ -124,7 +124,7 @@ impl ModelLoader for Loader {
             Some(Source { source, context }) => (source.clone(), *context),
             None => return Err(LoadError::Failed(format!("{name} is not one of the models"))),
         };
-        let mut opened = Opened::new(&source, &self.args, &self.api_keys).map_err(failed)?;
+        let mut opened = Opened::new(&source, &self.args, &self.common).map_err(failed)?;
         opened.context = context.map(|value| Setting { value, origin: Origin::Memory });
         let host = SharingHost::new(&self.ledger, make_room);
         let loaded = opened.start(&host).map_err(failed)?;

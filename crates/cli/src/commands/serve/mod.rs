@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tallow_server::{Limits, Loading, ModelEntry, ModelLoader, ModelStore, Models, Settings};
+use tallow_server::{Limits, Loading, ModelEntry, ModelLoader, ModelStore, Models, ReceiptLog, Settings};
 use tokio::net::{TcpListener, TcpSocket};
 
 use crate::args::Serve;
@@ -18,12 +18,12 @@ use crate::hub;
 use crate::lora;
 use crate::model_store::Store;
 use crate::notice::Notice;
-use crate::settings::Sources;
+use crate::settings::{Sources, unreadable};
 use crate::signal::{Signals, exit_now};
 use crate::{Failed, build, descriptors, env, log, memory, terminal};
 
 use loader::Loader;
-use start::Opened;
+use start::{Common, Opened};
 
 pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let host = sources.get("host", args.host.clone(), "127.0.0.1".to_owned())?.value;
@@ -50,7 +50,9 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     let listener = runtime.block_on(listen(&host, port))?;
     let address = listener.local_addr()?;
     let loading = Loading::begin(runtime.handle(), listener, settings.limits);
-    let open = |source| Opened::new(source, &args, &settings.api_keys);
+    let receipts = args.receipts.as_deref().map(receipts).transpose()?;
+    let common = Common { api_keys: settings.api_keys.clone(), receipts };
+    let open = |source| Opened::new(source, &args, &common);
     let opened = models.iter().map(open).collect::<Result<Vec<_>, Failed>>()?;
     let store = args.allow_pull.then(|| store(&opened, &args, sources)).transpose()?;
     let settings = Settings { models: store, ..settings };
@@ -59,7 +61,7 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
         ([only], [entry]) if !args.on_demand && entry.keep_alive.is_none() => {
             (Models::fixed(entry.clone(), only.start(&Notice::log)?), only.name.clone())
         }
-        _ => several(opened, entries, Loader::new(&args, sources, &settings))?,
+        _ => several(opened, entries, Loader::new(&args, sources, &common))?,
     };
     let listener = runtime.block_on(loading.finish())?;
     let signals = announce(&what, address, &settings, &runtime);
@@ -107,6 +109,12 @@ fn several(
 fn store(opened: &[Opened], args: &Serve, sources: &Sources) -> Result<Arc<dyn ModelStore>, Failed> {
     let offline = hub::offline(sources, args.engine.offline)?;
     Ok(Arc::new(Store { offline, served: opened.iter().map(|model| model.path().to_owned()).collect() }))
+}
+
+/// A file of receipts in a folder.
+fn receipts(folder: &Path) -> Result<Arc<ReceiptLog>, Failed> {
+    let log = ReceiptLog::create(folder);
+    log.map(Arc::new).map_err(|e| Failed::new(format!("--receipts {}: {}", folder.display(), unreadable(&e))))
 }
 
 /// Limits on what clients may take of the machine.

@@ -1,25 +1,27 @@
 //! [`Opened`]: a model that is open, and how it is started.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tallow_checkpoint::Checkpoint;
 use tallow_models::AnyModel;
 use tallow_models::encoder::EncoderModel;
 use tallow_models::seq2seq::Seq2SeqModel;
-use tallow_server::{LoadedModel, ModelCard, ModelEntry, ModelKind, Served, ServedEncoder, ServedSpeech};
+use tallow_server::{LoadedModel, ModelCard, ModelEntry, ModelKind, ReceiptLog, ReceiptModel, Receipts};
+use tallow_server::{Served, ServedEncoder, ServedSpeech};
 use tallow_text::generation::Generation;
 
 use super::source::ModelSource;
 use crate::args::Serve;
-use crate::commands::{parse, show};
+use crate::commands::{parse, replay, show};
 use crate::disk_cache::DiskCache;
 use crate::encoder::{self, Placement};
 use crate::fit::Host;
 use crate::load::{self, OpenOptions};
 use crate::lora::{self, Lora};
 use crate::settings::{Defaults, EngineConfig, SampleArgs, Setting, Switch, resolve};
-use crate::{Failed, seq2seq};
+use crate::{Failed, build, seq2seq};
 
 /// A model whose files are open, not yet on a device.
 pub(super) struct Opened {
@@ -29,20 +31,28 @@ pub(super) struct Opened {
     model: AnyModel,
     how: OpenOptions,
     args: Serve,
-    api_keys: Vec<String>,
+    common: Common,
     /// Context with which it was started before, if that was chosen to fit.
     pub(super) context: Option<Setting<usize>>,
 }
 
+/// What all models of a server have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Common {
+    pub(super) api_keys: Vec<String>,
+    /// The file of receipts, if they are written.
+    pub(super) receipts: Option<Arc<ReceiptLog>>,
+}
+
 impl Opened {
     /// Opens a model and checks what can be checked before it is loaded.
-    pub(super) fn new(source: &ModelSource, args: &Serve, api_keys: &[String]) -> Result<Opened, Failed> {
+    pub(super) fn new(source: &ModelSource, args: &Serve, common: &Common) -> Result<Opened, Failed> {
         let how = OpenOptions::new(&source.settings, args.engine.offline, args.engine.quant)?;
         let how = if source.is_cached { how.by_request() } else { how };
         let model = load::any(&source.model, how)?;
         let name = source.names.first().cloned().unwrap_or_default();
-        let (source, args, api_keys) = (source.clone(), args.clone(), api_keys.to_vec());
-        let opened = Opened { name, source, model, how, args, api_keys, context: None };
+        let (source, args, common) = (source.clone(), args.clone(), common.clone());
+        let opened = Opened { name, source, model, how, args, common, context: None };
         opened.check()?;
         Ok(opened)
     }
@@ -186,7 +196,7 @@ impl Opened {
         let handle = loaded.start(&config, self.source.names.clone(), host)?;
         lora::load(&handle, adapters)?;
         if let Some(disk) = disk {
-            disk.start(&handle, &loaded.model, &config, &self.api_keys)?;
+            disk.start(&handle, &loaded.model, &config, &self.common.api_keys)?;
         }
         let tool_format = settings.find("tool-format", args.tool_format.clone())?;
         let served = Served {
@@ -194,8 +204,31 @@ impl Opened {
             templates: loaded.text_codec()?.templates.clone(),
             tool_format: tool_format.as_ref().map(|name| parse::tool_format(&name.value)).transpose()?,
             max_tokens: config.max_tokens.as_ref().map(|s| s.value),
+            receipts: self.receipts(&loaded, &config, handle.info().context)?,
         };
         Ok(LoadedModel::new(served, handle))
+    }
+
+    /// The receipts of its answers, if they are written.
+    fn receipts(
+        &self,
+        loaded: &load::LoadedModel,
+        config: &EngineConfig,
+        context: usize,
+    ) -> Result<Option<Receipts>, Failed> {
+        let Some(log) = &self.common.receipts else { return Ok(None) };
+        let model = ReceiptModel {
+            name: self.source.model.clone(),
+            digest: replay::digest(&loaded.model)?,
+            quant: loaded.model.recipe.map(|recipe| recipe.to_string()),
+            program: build::VERSION.to_owned(),
+            device: config.device.value.to_string(),
+            isa: config.isa.value.to_string(),
+            arithmetic: config.arithmetic.value.to_string(),
+            kv: config.kv.value.to_string(),
+            context,
+        };
+        Ok(Some(Receipts::new(model, log.clone())))
     }
 
     fn start_encoder(&self, model: &EncoderModel, host: &dyn Host) -> Result<LoadedModel, Failed> {

@@ -202,7 +202,8 @@ impl ServerBuilder {
         let listener = runtime.block_on(tokio::net::TcpListener::bind(bind)).unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let served = Served { handle: handle.clone(), templates, tool_format: None, max_tokens };
+        let served =
+            Served { handle: handle.clone(), templates, tool_format: None, max_tokens, receipts: None };
         let log = settings.log.clone();
         let stopped = async { drop(stopped.await) };
         let models = Models::one(served, card);

@@ -1,15 +1,22 @@
 //! The engine's constraint of an answer: a matcher of its structure, which begins behind the reasoning, and the limit of that.
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 use tallow_constraint::Matcher;
 use tallow_engine::sampler::{Allowed, Constraint, TokenMask};
-use tallow_text::output::OutputParser;
+use tallow_text::output::{OutputFormat, OutputParser};
 use tallow_text::tokenizer::{Detokenizer, Shown, Tokenizer};
 
 /// The reasoning in front of an answer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReasoningPart {
-    /// Tells it from the answer.
-    pub parser: OutputParser,
+    /// Name of the format that tells it from the answer.
+    pub format: String,
+    /// End of the prompt, which may open the reasoning.
+    pub prompt: String,
+    /// Beginning of the answer, if it goes on with one.
+    pub begun: Option<String>,
     /// The token that opens it, if one token does.
     pub opening: Option<u32>,
     /// Its limit, if it has one.
@@ -17,12 +24,28 @@ pub struct ReasoningPart {
 }
 
 /// Limit of the reasoning in front of an answer.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReasoningLimit {
     /// Most tokens.
     pub tokens: usize,
     /// The tokens that close it then.
     pub closing: Vec<u32>,
+}
+
+impl ReasoningPart {
+    /// The reasoning of a format's answers to a prompt.
+    pub fn new(format: &OutputFormat, prompt: String) -> ReasoningPart {
+        ReasoningPart { format: format.name(), prompt, begun: None, opening: None, limit: None }
+    }
+
+    /// Tells it from the answer; `None` if there is no such format.
+    pub fn parser(&self) -> Option<OutputParser> {
+        let mut parser = OutputFormat::named(&self.format)?.parser(&self.prompt, Some(Arc::default()));
+        if let Some(begun) = &self.begun {
+            parser.resume(begun);
+        }
+        Some(parser)
+    }
 }
 
 /// A grammar's matcher.
@@ -69,7 +92,9 @@ pub fn constraint(
     (tokenizer, vocab): (&Tokenizer, usize),
 ) -> Option<Box<dyn Constraint>> {
     let inner = matcher.map(|matcher| Box::new(Follows(matcher)) as Box<dyn Constraint>);
-    let Some(ReasoningPart { parser, opening, limit }) = reasoning else { return inner };
+    let Some(reasoning) = reasoning else { return inner };
+    let Some(parser) = reasoning.parser() else { return inner };
+    let ReasoningPart { opening, limit, .. } = reasoning;
     // In a free answer any text may be in front of the reasoning.
     let opening = opening.filter(|_| inner.is_some() && !parser.is_before_answer());
     let may_reason = parser.is_before_answer() || opening.is_some() || inner.is_none();

@@ -92,7 +92,7 @@ pub(crate) static KNOWN: &[Known] = &[
     known(
         "kv",
         "data type of the KV cache: f32, f16, bf16, int8 or fp8",
-        "f16; bf16 where isa is amx or avx512bf16",
+        "f16; bf16 where isa is amx or avx512bf16; f32 where arithmetic is exact",
     ),
     known("quant", "quantize F32/F16/BF16 weights on load: q4_k_m, q8_0, …", "as they are stored"),
     known("device", "device to run on: auto, cpu, vulkan, vulkan:1, metal, cuda, …", "auto"),
@@ -201,11 +201,12 @@ impl KvType {
         }
     }
 
-    /// Default for a device: the 16-bit type that it multiplies fastest.
-    pub(crate) fn best(device: DeviceChoice, isa: Isa) -> KvType {
-        match device.may_be_cpu() && isa.multiplies_bf16() {
-            true => KvType(DType::BF16),
-            false => KvType(DType::F16),
+    /// Default for a device: the 16-bit type that it multiplies fastest, or what rounds nothing.
+    pub(crate) fn best(device: DeviceChoice, isa: Isa, arithmetic: Arithmetic) -> KvType {
+        match arithmetic {
+            Arithmetic::Exact => KvType(DType::F32),
+            Arithmetic::Fast if device.may_be_cpu() && isa.multiplies_bf16() => KvType(DType::BF16),
+            Arithmetic::Fast => KvType(DType::F16),
         }
     }
 }
@@ -317,7 +318,9 @@ pub(crate) fn resolve(
     let isa = isa.map_err(|e| Failed::new(format!("--isa: {e}")))?;
     let device = sources.get("device", e.device, DeviceChoice::Auto)?;
     let isa = sources.get("isa", isa, Isa::best())?;
-    let kv = sources.get("kv", parse("kv", &e.kv)?, KvType::best(device.value, isa.value))?;
+    let arithmetic = sources.get("arithmetic", e.arithmetic, Arithmetic::Fast)?;
+    let best = KvType::best(device.value, isa.value, arithmetic.value);
+    let kv = sources.get("kv", parse("kv", &e.kv)?, best)?;
     let config = EngineConfig {
         context: sources.find("context", e.context)?,
         kv,
@@ -326,7 +329,7 @@ pub(crate) fn resolve(
         isa,
         numa: sources.get("numa", e.numa, Numa::Auto)?,
         mmap: sources.get("mmap", e.mmap.then_some(Switch(true)), Switch(false))?,
-        arithmetic: sources.get("arithmetic", e.arithmetic, Arithmetic::Fast)?,
+        arithmetic,
         batch: sources.get("batch", e.batch, 256)?,
         speculative: sources.get("speculative", e.speculative, Speculative::Auto)?,
         slots: sources.get("slots", flags.slots, defaults.slots)?,

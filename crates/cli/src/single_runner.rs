@@ -55,7 +55,8 @@ impl Setup {
             return Err(Failed::new(format!("this CPU does not have {isa}; the best it has is {best}")));
         }
         let chosen = sources.get("device", device.device, DeviceChoice::Auto)?.value;
-        let kv = kv.map_or(Ok(KvType::best(chosen, isa)), |kv| kv.parse().map_err(Failed::new))?;
+        let kv =
+            kv.map_or(Ok(KvType::best(chosen, isa, arithmetic)), |kv| kv.parse().map_err(Failed::new))?;
         let mmap = sources.get("mmap", device.mmap.then_some(Switch(true)), Switch(false))?.value.0;
         let numa = sources.get("numa", device.numa, Numa::Auto)?.value;
         let cpu = CpuOptions { isa, arithmetic, threads, numa, mmap };

@@ -98,7 +98,7 @@ pub(crate) struct Bench {
     pub threads: Vec<usize>,
     /// Data type of the KV cache: f32, f16, bf16, int8, fp8 [default: f16]
     ///
-    /// The default is bf16 where --isa is amx or avx512bf16.
+    /// The default is bf16 where --isa is amx or avx512bf16, and f32 with --arithmetic exact.
     #[arg(long, value_name = "TYPE", value_delimiter = ',', aliases = KV)]
     pub kv: Vec<String>,
     /// Memory nodes: auto or off [default: auto]

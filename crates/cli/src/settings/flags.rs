@@ -34,7 +34,7 @@ pub(crate) struct EngineArgs {
     pub context: Option<usize>,
     /// Data type of the KV cache: f32, f16, bf16, int8, fp8 [default: f16]
     ///
-    /// int8 and fp8 take half the memory. The default is bf16 where --isa is amx or avx512bf16.
+    /// int8 and fp8 take half the memory. The default is bf16 where --isa is amx or avx512bf16, and f32 with --arithmetic exact.
     #[arg(long, value_name = "TYPE", aliases = KV)]
     pub kv: Option<String>,
     /// auto, cpu, vulkan, vulkan:1, metal, cuda, … [default: auto]
@@ -58,7 +58,8 @@ pub(crate) struct EngineArgs {
     pub isa: Option<String>,
     /// Arithmetic: fast, or exact for comparisons [default: fast]
     ///
-    /// exact multiplies in f32 without rounding the activations to 8 bits, and is several times slower on a CPU. GPUs always do.
+    /// exact multiplies in f32 without rounding the activations to 8 bits, and is several times slower on a CPU. GPUs always do. The
+    /// KV cache is f32 then, unless --kv says otherwise.
     #[arg(long, value_name = "HOW")]
     pub arithmetic: Option<Arithmetic>,
     /// Batch size: most tokens computed in one step [default: 256]

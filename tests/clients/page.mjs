@@ -346,6 +346,35 @@ check(
   "the button does, too",
   (await page.value(`${last}.querySelector('.figures').textContent`)).startsWith("Stopped"),
 );
+const titles = () =>
+  page.value("[...document.querySelectorAll('#conversations li > button:first-child')].map((b) => b.textContent)");
+const open = (title) =>
+  page.call(
+    (title) => [...document.querySelectorAll("#conversations button")].find((b) => b.textContent === title).click(),
+    title,
+  );
+await click("#new-chat");
+await say("SLOW and left");
+await page.until(`${last}.innerText.includes('word 5')`, "the answer grows");
+await open("Once upon a time");
+await page.until(`!document.querySelector('#log').innerText.includes('SLOW and left')`, "another conversation opens");
+await open("SLOW and left");
+const before = await text();
+await page.until(
+  `${last}.innerText.length > ${before.length}`,
+  "an answer goes on when its conversation is left and opened again",
+);
+await page.value("document.querySelector('#conversations button[aria-label=\"Delete SLOW and left\"]').click()");
+await page.until("document.querySelector('#sure').open", "deleting is asked about");
+await page.value("document.querySelector('#sure button[value=yes]').click()");
+await page.until(`document.querySelectorAll('#log article').length === 0`, "it is deleted");
+await pause(300);
+check(
+  "a conversation that is deleted while it is answered stays away",
+  !(await titles()).includes("SLOW and left"),
+  await titles(),
+);
+await open("Once upon a time");
 await ask("BREAK it");
 check(
   "a lost connection is told, with what had come",

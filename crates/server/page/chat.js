@@ -15,8 +15,10 @@ export class Chat {
   #conversation = new Conversation();
   /** Views of messages by their ids. */
   #views = new Map();
-  /** Answers under way, by the conversation's id. */
+  /** Conversations with an answer under way, and how it is stopped, by the conversation's id. */
   #running = new Map();
+  /** Ids of conversations that were deleted. */
+  #deleted = new Set();
   #files = [];
   #follows = true;
   #log = byId("log");
@@ -59,7 +61,8 @@ export class Chat {
   }
 
   open(conversation) {
-    this.#conversation = conversation;
+    // One that is being answered is further than what is kept of it.
+    this.#conversation = this.#running.get(conversation.id)?.conversation ?? conversation;
     this.#views.clear();
     this.#follows = true;
     this.#render();
@@ -67,8 +70,20 @@ export class Chat {
     this.#prompt.focus();
   }
 
+  /** True if the conversation that is shown is being answered. */
+  get isAnswering() {
+    return this.#running.has(this.#conversation.id);
+  }
+
   stop() {
-    this.#running.get(this.#conversation.id)?.abort();
+    this.#running.get(this.#conversation.id)?.abort.abort();
+  }
+
+  /** Deletes a conversation, whose answer is stopped. */
+  async delete(id) {
+    this.#deleted.add(id);
+    this.#running.get(id)?.abort.abort();
+    await this.#store.remove(id);
   }
 
   // What is written.
@@ -153,7 +168,7 @@ export class Chat {
 
   #send() {
     const content = this.#prompt.value;
-    if ((!content.trim() && !this.#files.length) || this.#running.has(this.#conversation.id)) return;
+    if ((!content.trim() && !this.#files.length) || this.isAnswering) return;
     const message = { role: "user", content };
     if (this.#files.length) message.files = this.#files;
     this.#prompt.value = "";
@@ -179,7 +194,7 @@ export class Chat {
     const abort = new AbortController();
     const body = this.#request(conversation, parent);
     const message = conversation.add(parent, { role: "assistant", model: body.model });
-    this.#running.set(conversation.id, abort);
+    this.#running.set(conversation.id, { conversation, abort });
     this.#follows = true;
     this.#buttons();
     this.#render();
@@ -208,6 +223,7 @@ export class Chat {
   }
 
   async #save(conversation) {
+    if (this.#deleted.has(conversation.id)) return;
     try {
       await this.#store.put(conversation);
     } catch (error) {
@@ -218,12 +234,11 @@ export class Chat {
 
   /** Another answer to the same. */
   retry(message) {
-    if (!this.#running.has(this.#conversation.id)) this.#answer(message.parent);
+    if (!this.isAnswering) this.#answer(message.parent);
   }
 
   /** Sends a message again, as it should have been. */
   resend(message, content) {
-    if (this.#running.has(this.#conversation.id)) return;
     const { role, files } = message;
     this.#answer(this.#conversation.add(message.parent, files ? { role, content, files } : { role, content }).id);
   }
@@ -237,7 +252,7 @@ export class Chat {
 
   /** Sends the results of the tools that an answer called. */
   results(message, results) {
-    if (this.#running.has(this.#conversation.id)) return;
+    if (this.isAnswering) return;
     let parent = message.id;
     for (const [at, content] of results.entries()) {
       parent = this.#conversation.add(parent, { role: "tool", content, call: message.calls[at].id }).id;
@@ -250,16 +265,15 @@ export class Chat {
   }
 
   isRunning(message) {
-    return this.#running.has(this.#conversation.id) && this.#conversation.last === message.id;
+    return this.isAnswering && this.#conversation.last === message.id;
   }
 
   // What is shown.
 
   #buttons() {
-    const runs = this.#running.has(this.#conversation.id);
-    byId("send").hidden = runs;
-    byId("stop").hidden = !runs;
-    this.#log.setAttribute("aria-busy", String(runs));
+    byId("send").hidden = this.isAnswering;
+    byId("stop").hidden = !this.isAnswering;
+    this.#log.setAttribute("aria-busy", String(this.isAnswering));
   }
 
   #render() {

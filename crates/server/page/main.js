@@ -82,8 +82,7 @@ function begin() {
 async function remove(conversation) {
   byId("sure-title").textContent = `Delete “${conversation.title}”?`;
   if ((await ask(byId("sure"))) !== "yes") return;
-  if (conversation.id === chat.conversation.id) chat.stop();
-  await store.remove(conversation.id);
+  await chat.delete(conversation.id);
   if (conversation.id === chat.conversation.id) begin();
   else showConversations();
 }

@@ -1,5 +1,5 @@
 // A message of a conversation, as it is shown.
-import { el } from "./dom.js";
+import { el, notice } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
@@ -117,6 +117,7 @@ export class MessageView {
         class: "edit",
         onsubmit: (event) => {
           event.preventDefault();
+          if (this.#chat.isAnswering) return notice("An answer is under way: stop it first");
           done();
           if (text.value.trim()) this.#chat.resend(this.#message, text.value);
         },

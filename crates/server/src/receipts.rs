@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tallow_constraint::Grammar;
@@ -19,6 +20,8 @@ use crate::constraint::ReasoningPart;
 const VERSION: u32 = 1;
 /// Receipts that wait to be written.
 const MAX_WAITING: usize = 1024;
+/// Time that the last receipts have to be written.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What repeats an answer, and the answer: a line of a file, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -290,8 +293,16 @@ impl ReceiptDraft {
 /// A file of receipts. A thread of its own writes it, so that a slow disk holds up no answer.
 #[derive(Debug)]
 pub struct ReceiptLog {
-    sender: SyncSender<Box<Receipt>>,
+    sender: SyncSender<Entry>,
     lost: Arc<AtomicU64>,
+}
+
+/// What the thread is sent.
+#[derive(Debug)]
+enum Entry {
+    Receipt(Box<Receipt>),
+    /// Tells that all before it is written.
+    End(SyncSender<()>),
 }
 
 impl ReceiptLog {
@@ -314,15 +325,31 @@ impl ReceiptLog {
     }
 
     fn write(&self, receipt: Box<Receipt>) {
-        if self.sender.try_send(receipt).is_err() {
+        if self.sender.try_send(Entry::Receipt(receipt)).is_err() {
             count_lost(&self.lost, "the disk is too slow for them");
+        }
+    }
+
+    /// Waits until all receipts are written, but not for a disk that hangs.
+    pub fn finish(&self) {
+        let (sender, written) = sync_channel(1);
+        if self.sender.try_send(Entry::End(sender)).is_err() || written.recv_timeout(PATIENCE).is_err() {
+            tracing::warn!("the last receipts may not be written: the disk is too slow for them");
         }
     }
 }
 
 /// Writes receipts until all senders are gone.
-fn write_all(mut file: File, receipts: &Receiver<Box<Receipt>>, lost: &AtomicU64) {
-    for receipt in receipts {
+fn write_all(mut file: File, entries: &Receiver<Entry>, lost: &AtomicU64) {
+    for entry in entries {
+        let receipt = match entry {
+            Entry::Receipt(receipt) => receipt,
+            Entry::End(sender) => {
+                // Nobody waits any more if this fails.
+                let _ = sender.send(());
+                continue;
+            }
+        };
         let written = serde_json::to_vec(&receipt).map_err(io::Error::from).and_then(|mut line| {
             line.push(b'\n');
             file.write_all(&line)

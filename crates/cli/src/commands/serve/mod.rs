@@ -65,7 +65,11 @@ pub(crate) fn serve(args: Serve, sources: &Sources) -> Result<(), Failed> {
     };
     let listener = runtime.block_on(loading.finish())?;
     let signals = announce(&what, address, &settings, &runtime);
-    runtime.block_on(tallow_server::serve(listener, models, settings, stop(drain, signals)))?;
+    let served = runtime.block_on(tallow_server::serve(listener, models, settings, stop(drain, signals)));
+    if let Some(receipts) = &common.receipts {
+        receipts.finish();
+    }
+    served?;
     tracing::info!("stopped");
     Ok(())
 }

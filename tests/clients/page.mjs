@@ -517,11 +517,10 @@ for (const [name, hostile] of slow) {
     new Markdown(element).show(hostile);
     element.getBoundingClientRect();
     const took = performance.now() - begun;
-    const whole = element.textContent.length;
     element.remove();
-    return { took, whole };
+    return took;
   }, hostile);
-  check(`text made to be slow, ${name}: ${Math.round(ms.took)} ms`, ms.whole >= 0 && ms.took < 30_000, ms);
+  check(`text made to be slow, ${name}: ${Math.round(ms)} ms`, ms < 30_000, ms);
 }
 const begun = Date.now();
 await ask("LINE of a megabyte");

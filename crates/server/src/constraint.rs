@@ -9,10 +9,11 @@ use tallow_text::output::{OutputFormat, OutputParser};
 use tallow_text::tokenizer::{Detokenizer, Shown, Tokenizer};
 
 /// The reasoning in front of an answer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReasoningPart {
-    /// Name of the format that tells it from the answer.
-    pub format: String,
+    /// Format that tells it from the answer.
+    #[serde(with = "by_name")]
+    pub format: OutputFormat,
     /// End of the prompt, which may open the reasoning.
     pub prompt: String,
     /// Beginning of the answer, if it goes on with one.
@@ -24,7 +25,7 @@ pub struct ReasoningPart {
 }
 
 /// Limit of the reasoning in front of an answer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReasoningLimit {
     /// Most tokens.
     pub tokens: usize,
@@ -34,17 +35,32 @@ pub struct ReasoningLimit {
 
 impl ReasoningPart {
     /// The reasoning of a format's answers to a prompt.
-    pub fn new(format: &OutputFormat, prompt: String) -> ReasoningPart {
-        ReasoningPart { format: format.name(), prompt, begun: None, opening: None, limit: None }
+    pub fn new(format: OutputFormat, prompt: String) -> ReasoningPart {
+        ReasoningPart { format, prompt, begun: None, opening: None, limit: None }
     }
 
-    /// Tells it from the answer; `None` if there is no such format.
-    pub fn parser(&self) -> Option<OutputParser> {
-        let mut parser = OutputFormat::named(&self.format)?.parser(&self.prompt, Some(Arc::default()));
+    /// Tells it from the answer.
+    fn parser(&self) -> OutputParser {
+        let mut parser = self.format.parser(&self.prompt, Some(Arc::default()));
         if let Some(begun) = &self.begun {
             parser.resume(begun);
         }
-        Some(parser)
+        parser
+    }
+}
+
+/// A format as its name.
+mod by_name {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+    use tallow_text::output::OutputFormat;
+
+    pub(super) fn serialize<S: Serializer>(format: &OutputFormat, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<OutputFormat, D::Error> {
+        let name = String::deserialize(from)?;
+        OutputFormat::named(&name).ok_or_else(|| D::Error::custom(format!("there is no format {name:?}")))
     }
 }
 
@@ -92,13 +108,16 @@ pub fn constraint(
     (tokenizer, vocab): (&Tokenizer, usize),
 ) -> Option<Box<dyn Constraint>> {
     let inner = matcher.map(|matcher| Box::new(Follows(matcher)) as Box<dyn Constraint>);
-    let Some(reasoning) = reasoning else { return inner };
-    let Some(parser) = reasoning.parser() else { return inner };
+    // Reasoning without a limit in front of a free answer is free, too.
+    let Some(reasoning) = reasoning.filter(|part| inner.is_some() || part.limit.is_some()) else {
+        return inner;
+    };
+    let parser = reasoning.parser();
     let ReasoningPart { opening, limit, .. } = reasoning;
     // In a free answer any text may be in front of the reasoning.
     let opening = opening.filter(|_| inner.is_some() && !parser.is_before_answer());
     let may_reason = parser.is_before_answer() || opening.is_some() || inner.is_none();
-    if !may_reason || (inner.is_none() && limit.is_none()) {
+    if !may_reason {
         return inner;
     }
     let mut free = TokenMask::all(vocab);

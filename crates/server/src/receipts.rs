@@ -23,8 +23,8 @@ const MAX_WAITING: usize = 1024;
 /// Time that the last receipts have to be written.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What repeats an answer, and the answer: a line of a file, as JSON.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Record of an answer with all that repeats it: a line of a file, as JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Receipt {
     /// Version of this form.
     pub receipt: u32,
@@ -43,7 +43,7 @@ pub struct Receipt {
 }
 
 /// A model, and how it computes.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ReceiptModel {
     /// Its name on the command line.
     pub name: String,
@@ -66,13 +66,13 @@ pub struct ReceiptModel {
 }
 
 /// A request, as the engine has it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ReceiptRequest {
     /// Tokens of the prompt.
     pub prompt: Vec<u32>,
     /// Most tokens of the answer.
     pub max_tokens: usize,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: ReceiptSampling,
     /// Stop strings.
     pub stops: Vec<String>,
@@ -90,8 +90,8 @@ pub struct ReceiptRequest {
     pub reasoning: Option<ReasoningPart>,
 }
 
-/// How tokens are chosen.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Sampling parameters, with the seed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ReceiptSampling {
     temperature: f32,
     top_k: usize,
@@ -297,7 +297,7 @@ pub struct ReceiptLog {
     lost: Arc<AtomicU64>,
 }
 
-/// What the thread is sent.
+/// Message to the thread that writes.
 #[derive(Debug)]
 enum Entry {
     Receipt(Box<Receipt>),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-/// What `tallow bench` measures besides a model in its own process.
+/// Commands of `tallow bench`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Measure running servers: throughput, and how long clients wait

@@ -162,7 +162,7 @@ impl Dialogue {
         Some(ReasoningPart {
             opening: format.opening_token(&self.tokenizer),
             limit,
-            ..ReasoningPart::new(&format, self.end_of(prompt))
+            ..ReasoningPart::new(format, self.end_of(prompt))
         })
     }
 

@@ -227,7 +227,7 @@ impl Repeater {
         self.engine.submit(request).map_err(|why| failed(why.to_string()))
     }
 
-    /// What is different, in words.
+    /// Description of a difference.
     fn described(&self, receipt: &Receipt, answer: &ReceiptAnswer) -> String {
         let id = format!("{}, choice {}", terminal::sanitized(&receipt.id), receipt.choice);
         let token = |token: Option<u32>| match token {

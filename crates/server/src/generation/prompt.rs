@@ -185,7 +185,7 @@ impl Messages {
             begun,
             opening: whole.opening_token(tokenizer),
             limit,
-            ..ReasoningPart::new(&whole, end)
+            ..ReasoningPart::new(whole, end)
         });
         Ok(Some(OutputParts {
             parser,

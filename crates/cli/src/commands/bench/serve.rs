@@ -29,7 +29,7 @@ const WORDS: [&str; 32] = [
     "you", "were",
 ];
 
-/// Where the prompts come from.
+/// Source of the prompts.
 enum Prompts {
     /// Words at random, and how many of them make a token with this server's tokenizer.
     Random { words_per_token: f64 },
@@ -112,7 +112,7 @@ fn read_prompts(path: &Path, args: &BenchServe) -> Result<Vec<Ask>, Failed> {
     if asks.is_empty() { Err(Failed::new(format!("{name} has no prompts"))) } else { Ok(asks) }
 }
 
-/// When each request is sent, from the beginning of a round.
+/// Arrival times of the requests, from the beginning of a round.
 fn arrivals(args: &BenchServe, round: usize) -> Vec<Duration> {
     let mut at = 0.0;
     let next = |i: usize| {
@@ -218,7 +218,7 @@ impl Target {
     }
 }
 
-/// How many words make a token, from two prompts that the server is asked to count.
+/// Words per token, from two prompts whose tokens the server counts.
 fn words_per_token(server: &Remote, how: &How, args: &BenchServe) -> Result<f64, Failed> {
     let (short, long) = (1, 64);
     let count = |n: usize| {

@@ -36,7 +36,7 @@ pub(super) struct Opened {
     pub(super) context: Option<Setting<usize>>,
 }
 
-/// What all models of a server have in common.
+/// Settings and resources that all models of a server share.
 #[derive(Clone, Debug)]
 pub(super) struct Common {
     pub(super) api_keys: Vec<String>,

@@ -12,14 +12,14 @@ use crate::terminal::sanitized;
 /// Most bytes of an answer.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// What is asked.
+/// Prompt and length of a request.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub prompt: String,
     pub max_tokens: usize,
 }
 
-/// How it is asked: the same for all requests to a server.
+/// Parameters that all requests to a server share.
 #[derive(Clone, Debug)]
 pub(super) struct How {
     pub model: String,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::client::Answered;
 use crate::args::{BenchServe, Goal, Latency};
 
-/// What came of one round of requests to a server.
+/// Results of one round of requests to a server.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     pub answered: Vec<Answered>,
@@ -16,12 +16,23 @@ pub(super) struct Round {
     pub took: Duration,
 }
 
-/// What came of all rounds.
+/// Results of all rounds.
 #[derive(Debug)]
 pub(super) struct Figures {
     pub server: String,
     pub model: String,
     pub rounds: Vec<Round>,
+}
+
+/// Sums over all answers.
+#[derive(Default)]
+struct Totals {
+    completed: usize,
+    /// Tokens of prompts, and of answers.
+    input: usize,
+    output: usize,
+    /// Answers that meet the goals of `--goodput`.
+    good: usize,
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -125,14 +136,23 @@ impl Figures {
         })
     }
 
+    fn totals(&self, args: &BenchServe) -> Totals {
+        let mut totals = Totals::default();
+        for answer in self.answered() {
+            totals.completed += 1;
+            totals.input += answer.prompt_tokens;
+            totals.output += answer.tokens;
+            totals.good += usize::from(Figures::is_good(answer, &args.goodput));
+        }
+        totals
+    }
+
     /// Rows of the table: a name, and what stands there.
     fn rows(&self, args: &BenchServe) -> Vec<(String, String)> {
         let seconds = self.seconds();
         let shown = |value: f64| if value.is_finite() { format!("{value:.2}") } else { "-".to_owned() };
         let rate = |n: usize| shown(n as f64 / seconds);
-        let input: usize = self.answered().map(|a| a.prompt_tokens).sum();
-        let output: usize = self.answered().map(|a| a.tokens).sum();
-        let completed = self.answered().count();
+        let Totals { completed, input, output, good } = self.totals(args);
         let mut rows: Vec<(String, String)> = [
             ("model", self.model.clone()),
             ("successful requests", completed.to_string()),
@@ -147,7 +167,6 @@ impl Figures {
         .map(|(name, value)| (name.to_owned(), value))
         .to_vec();
         if !args.goodput.is_empty() {
-            let good = self.answered().filter(|answer| Figures::is_good(answer, &args.goodput)).count();
             rows.push(("goodput (requests a second)".into(), rate(good)));
         }
         for latencies in self.latencies() {
@@ -175,10 +194,7 @@ impl Figures {
     /// The figures under vLLM's names.
     pub(super) fn json(&self, args: &BenchServe) -> Value {
         let seconds = self.seconds();
-        let input: usize = self.answered().map(|a| a.prompt_tokens).sum();
-        let output: usize = self.answered().map(|a| a.tokens).sum();
-        let completed = self.answered().count();
-        let good = self.answered().filter(|answer| Figures::is_good(answer, &args.goodput)).count();
+        let Totals { completed, input, output, good } = self.totals(args);
         let fields = json!({
             "base_url": self.server,
             "model_id": self.model,
